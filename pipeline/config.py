@@ -1,0 +1,385 @@
+"""The configuration: frozen dataclasses read strictly from YAML.
+
+An unknown key, a wrong type or an impossible value is refused with its path and what is allowed.
+Fields marked `SPEED` change how fast a stage runs and never its output, so they are left out of
+the fingerprints that decide what is stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import yaml
+from annotated_types import Ge, Gt, Interval, Le, MinLen
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from pipeline.calls import CallSyntax, EmptyResult, Rendering
+from pipeline.errors import ConfigError
+
+SPEED = {"speed_only": True}
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+Positive = Annotated[int, Gt(0)]
+Count = Annotated[int, Ge(0)]
+Share = Annotated[float, Interval(ge=0.0, le=1.0)]
+Number = Annotated[float, Ge(0.0)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from: files (a glob) or a Hugging Face data set (id or folder)."""
+
+    __pydantic_config__ = STRICT
+
+    path: str | None = None  # file or glob: .txt .jsonl .csv .parquet (also .gz for text and JSONL)
+    dataset: str | None = None  # data set id on a hub, or the folder of one
+    split: str = "train"
+    text_field: str = "text"
+    date_field: str | None = "date"
+    url_field: str | None = "url"
+    name: str | None = None  # how the source is called in `documents.source`; default: the file
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is read and how it is cut."""
+
+    __pydantic_config__ = STRICT
+
+    sources: Annotated[tuple[Source, ...], MinLen(1)]
+    max_words: Positive = 200  # longer documents are split at sentence ends
+    min_words: Positive = 8  # shorter pieces are rejected (reason `too_short`)
+    max_bytes: Positive = 10_000_000  # a single record over this is rejected (reason `too_long`)
+    limit: Positive | None = None  # stop after so many documents
+    licence: str = "unknown"  # named on the data set card
+
+
+@dataclass(frozen=True)
+class Model:
+    """The language model: a folder, a GGUF file (or its folder + `gguf_file`), or a hub id."""
+
+    __pydantic_config__ = STRICT
+
+    path: str
+    gguf_file: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"  # auto = cuda when there is one, else cpu
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a call is written; recorded with every artefact."""
+
+    __pydantic_config__ = STRICT
+
+    rendering: Rendering = "text"
+    empty_result: EmptyResult = "arrow"
+
+    @property
+    def syntax(self) -> CallSyntax:
+        return CallSyntax(self.rendering, self.empty_result)
+
+
+@dataclass(frozen=True)
+class SampleOverride:
+    """Values of `sample` for one tool."""
+
+    __pydantic_config__ = STRICT
+
+    tau_s: Share | None = None
+    k: Positive | None = None
+    m: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sampling of candidate calls (method, section 2); the paper's symbols."""
+
+    __pydantic_config__ = STRICT
+
+    tau_s: Share = 0.05  # a position is a candidate when p(<API>) is above this
+    k: Positive = 5  # at most this many positions per document and tool
+    m: Positive = 5  # samples per position
+    temperature: Annotated[float, Gt(0.0)] = 1.0
+    max_new_tokens: Positive = 32  # a call that has not closed by then is dropped
+    numbers: Literal["free", "from_context"] = "free"
+    constrain: bool = False  # mask tokens that cannot lead to a well-formed call
+    lookahead_prompt: Literal["full", "hidden"] = "full"  # hidden: arguments see no text after i
+    per_tool: Mapping[str, SampleOverride] = field(default_factory=dict)
+    max_rows: Positive = field(default=128, metadata=SPEED)  # rows that decode together
+    token_budget: Positive = field(default=4096, metadata=SPEED)  # tokens per prefill batch
+
+    def of(self, tool: str) -> tuple[float, int, int]:
+        """Return (tau_s, k, m) of one tool."""
+        own = self.per_tool.get(tool, SampleOverride())
+        return (
+            self.tau_s if own.tau_s is None else own.tau_s,
+            self.k if own.k is None else own.k,
+            self.m if own.m is None else own.m,
+        )
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Running the tools."""
+
+    __pydantic_config__ = STRICT
+
+    workers: Positive = field(default=2, metadata=SPEED)
+    cache: bool = field(default=True, metadata=SPEED)  # keep results between runs, per run folder
+
+
+@dataclass(frozen=True)
+class Score:
+    """The weighted losses (method, section 4)."""
+
+    __pydantic_config__ = STRICT
+
+    separator: str = "\n"  # stands between the prepended call z and the text
+    horizon: Positive = 5  # n of w~_t = max(0, 1 - t/n)
+    tail: Literal["fixed", "renormalise"] = "fixed"
+    null: bool = True  # also score each call with another call's result
+    token_budget: Positive = field(default=4096, metadata=SPEED)
+
+
+@dataclass(frozen=True)
+class FalseKeepRate:
+    """Ask for a rate of calls kept by chance instead of a threshold."""
+
+    __pydantic_config__ = STRICT
+
+    false_keep_rate: Annotated[float, Interval(gt=0.0, lt=1.0)]
+
+
+TauF = Number | FalseKeepRate
+
+
+@dataclass(frozen=True)
+class Select:
+    """Which calls are kept (method, sections 4 and 5)."""
+
+    __pydantic_config__ = STRICT
+
+    tau_f: TauF = 0.3
+    per_tool: Mapping[str, TauF] = field(default_factory=dict)  # tau_f of single tools
+    lookahead: Literal["reject", "allow"] = "reject"
+    max_calls_per_document: Positive | None = None
+    max_calls_per_tool: Positive = 25_000
+
+    def tau_of(self, tool: str) -> float | FalseKeepRate:
+        return self.per_tool.get(tool, self.tau_f)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Building the data set."""
+
+    __pydantic_config__ = STRICT
+
+    validation_share: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.1
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Plain language-model training on the augmented texts (method, section 6)."""
+
+    __pydantic_config__ = STRICT
+
+    learning_rate: Annotated[float, Gt(0.0)] = 1e-5
+    batch_size: Positive = 128  # sequences per optimiser step, over all devices
+    max_steps: Positive = 2_000
+    epochs: Annotated[float, Gt(0.0)] | None = None  # stop earlier, after so many passes
+    warmup_share: Share = 0.1
+    weight_decay: Number = 0.0
+    max_length: Positive = 1_024
+    eval_every: Positive = 500
+    mask_results: bool = False  # no loss on the tokens of results
+    call_weight: Annotated[float, Gt(0.0)] = 1.0  # weight of the loss on call tokens
+    gradient_checkpointing: bool = field(default=False, metadata=SPEED)
+    tokens_per_micro_batch: Positive = field(default=4_096, metadata=SPEED)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Generation with live calls for the four arms (method, section 7)."""
+
+    __pydantic_config__ = STRICT
+
+    questions: tuple[str, ...] = ()  # JSONL files or globs
+    limit: Positive | None = None  # questions per kind
+    call_k: Positive = 10  # the opening token fires when it is among the k most likely
+    max_calls: Count = 1  # calls per input
+    max_new_tokens: Positive = 48
+    held_out_documents: Count = 100  # for perplexity
+    max_rows: Positive = field(default=64, metadata=SPEED)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, every value."""
+
+    __pydantic_config__ = STRICT
+
+    name: Annotated[str, MinLen(1)]
+    corpus: Corpus
+    model: Model
+    tools: Annotated[tuple[Mapping[str, Any], ...], MinLen(1)]
+    seed: Annotated[int, Ge(0), Le(2**31 - 1)] = 0
+    shards: Positive = 4  # shard files per stage
+    prompts: str = "data/prompts"  # folder with one prompt file per tool
+    gain_floor: Number | None = None
+    """Calls that provably gain less are dropped before they cost anything; no `tau_f` may go below.
+    None: nothing is dropped early, every loss of every call is stored."""
+    call_format: CallFormat = CallFormat()
+    sample: Sample = Sample()
+    execute: Execute = Execute()
+    score: Score = Score()
+    select: Select = Select()
+    augment: Augment = Augment()
+    finetune: Finetune = Finetune()
+    evaluate: Evaluate = Evaluate()
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        return tuple(str(tool["name"]) for tool in self.tools)
+
+
+_ADAPTER = TypeAdapter(Config)
+
+
+def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Config:
+    """Read a YAML file, apply `section.key = value` overrides, check everything.
+
+    Raises ConfigError naming file, key, value and what is allowed.
+    """
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(raw).__name__}")
+    for key, value in overrides:
+        _override(raw, key, value)
+    return parse_config(raw, str(path))
+
+
+def parse_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
+    """Check a raw mapping and return the frozen configuration."""
+    try:
+        config = _ADAPTER.validate_json(json.dumps(raw, default=str))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(origin, raw, e) for e in error.errors())) from None
+    _check_together(config, origin)
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain YAML/JSON values."""
+    return TypeAdapter(type(config)).dump_python(config, mode="json")
+
+
+def dump_config(config: Config) -> str:
+    """Write a configuration as YAML, every value."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def fingerprint_values(section: Any) -> dict[str, Any]:
+    """Return the values of a section that can change its output (all but the `SPEED` ones)."""
+    values = to_dict(section)
+    for item in dataclasses.fields(section):
+        if item.metadata.get("speed_only"):
+            values.pop(item.name)
+    return values
+
+
+def _override(raw: dict[str, Any], key: str, value: str) -> None:
+    node = raw
+    parts = key.split(".")
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--{key}: `{part}` is not a section")
+        node = child
+    try:
+        node[parts[-1]] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--{key} {value}: not a YAML value: {error}") from None
+
+
+def _explain(origin: str, raw: Any, error: Any) -> str:
+    location = [part for part in error["loc"] if not _is_type_name(part)]
+    path = ".".join(str(part) for part in location) or "(top level)"
+    value = error.get("input")
+    if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
+        allowed = _allowed_keys(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), allowed, 1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        return f"{origin}: unknown key `{path}`{hint} Allowed: {', '.join(allowed)}"
+    if error["type"] in {"missing", "missing_argument"}:
+        return f"{origin}: `{path}` is missing"
+    return f"{origin}: `{path}` = {value!r}: {error['msg']}"
+
+
+def _is_type_name(part: Any) -> bool:
+    return isinstance(part, str) and (part == "FalseKeepRate" or part.startswith("constrained-"))
+
+
+def _allowed_keys(location: Sequence[Any]) -> list[str]:
+    node: Any = Config
+    for part in location:
+        if dataclasses.is_dataclass(node):
+            node = get_type_hints(node).get(str(part))
+        node = _section_in(node) or node
+    return [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+
+
+def _section_in(hint: Any) -> Any:
+    """Find the dataclass inside a type such as `Mapping[str, Section]`."""
+    if dataclasses.is_dataclass(hint):
+        return hint
+    return next((found for arg in get_args(hint) if (found := _section_in(arg))), None)
+
+
+def _check_together(config: Config, origin: str) -> None:
+    """Refuse values that are possible alone and impossible together."""
+    for index, source in enumerate(config.corpus.sources):
+        if (source.path is None) == (source.dataset is None):
+            raise ConfigError(f"{origin}: `corpus.sources.{index}`: give either `path` or `dataset`")
+    for index, tool in enumerate(config.tools):
+        if not isinstance(tool.get("name"), str):
+            raise ConfigError(f"{origin}: `tools.{index}.name` is missing")
+    names = config.tool_names
+    if len({name.lower() for name in names}) != len(names):
+        raise ConfigError(f"{origin}: `tools`: each tool once, found {', '.join(names)}")
+    for key, section in (("sample", config.sample.per_tool), ("select", config.select.per_tool)):
+        for name in section:
+            if name not in names:
+                raise ConfigError(
+                    f"{origin}: `{key}.per_tool.{name}`: no such tool; `tools` has "
+                    f"{', '.join(names)}"
+                )
+    if config.gain_floor is not None:
+        for name in names:
+            tau = config.select.tau_of(name)
+            if isinstance(tau, float | int) and tau < config.gain_floor:
+                raise ConfigError(
+                    f"{origin}: tau_f {tau} of {name} is below `gain_floor` {config.gain_floor}: "
+                    "calls between the two were dropped before scoring; lower `gain_floor` too"
+                )
+    if config.corpus.min_words > config.corpus.max_words:
+        raise ConfigError(
+            f"{origin}: `corpus.min_words` {config.corpus.min_words} is above "
+            f"`corpus.max_words` {config.corpus.max_words}"
+        )

@@ -1,0 +1,60 @@
+"""What a stage is given: the configuration, the run folder, a place to count, a progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.config import Config
+from pipeline.shards import RunFolder
+
+
+@dataclass
+class Context:
+    """The surroundings of one stage; `counts` go into the marker and from there to the funnel."""
+
+    config: Config
+    folder: RunFolder
+    stage: str
+    fingerprint: str
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    resources: dict[str, Any] = field(default_factory=dict)  # the model, the executor: made once
+
+    def count(self, tool: str, what: str, n: int = 1) -> None:
+        """Count `n` things that happened for a tool (`*` = for all of them)."""
+        own = self.counts.setdefault(tool, {})
+        own[what] = own.get(what, 0) + n
+
+    def take_counts(self) -> dict[str, dict[str, int]]:
+        """Return the counts since the last call and start again from zero."""
+        taken, self.counts = self.counts, {}
+        return taken
+
+    def progress(self, total: int | None, unit: str) -> tqdm[Any]:
+        """A progress bar on stderr, with counts; silent when stderr is not a terminal."""
+        return tqdm(
+            total=total,
+            unit=f" {unit}",
+            desc=self.stage,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            mininterval=0.5 if sys.stderr.isatty() else 20.0,
+            leave=False,
+        )
+
+
+@contextmanager
+def closing_resources(context: Context) -> Iterator[Context]:
+    """Close what a stage opened (executors, servers), whatever happens."""
+    try:
+        yield context
+    finally:
+        for resource in context.resources.values():
+            close = getattr(resource, "close", None)
+            if close is not None:
+                close()

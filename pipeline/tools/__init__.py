@@ -1,0 +1,1 @@
+"""Tools: black boxes from arguments to one short string, and the executor that runs them."""
