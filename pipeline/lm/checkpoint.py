@@ -1,0 +1,182 @@
+"""Load and save causal language models: a folder, a GGUF file, or a hub id.
+
+Not covered: quantised inference; a GGUF file is dequantised into ordinary weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.calls import CallSyntax
+from pipeline.config import Config, Model
+from pipeline.errors import ConfigError, WorkError
+from pipeline.lm.tokens import check_tokenizer, encode_piece
+from pipeline.shards import write_json
+
+_EDGE_BYTES = 1 << 20
+# A marker that is new to the vocabulary starts from the row of the sign it stands for.
+_MARKER_MODEL = {"<API>": " [", "</API>": "]", "→": "->"}
+
+
+def pick_device(wanted: str) -> torch.device:
+    """Resolve `auto` to cuda where a CUDA device answers, else cpu."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ConfigError(f"`model.device` = {wanted!r}: allowed are auto, cpu, cuda, cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"`model.device` = {wanted!r}: no CUDA device answers; use cpu or auto")
+    return device
+
+
+def locate(settings: Model) -> tuple[str, dict[str, Any]]:
+    """Return what `from_pretrained` takes: a folder or id, and the GGUF file if there is one."""
+    path = Path(settings.path).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"`model.path` = {settings.path!r}: no such file")
+        return str(path.parent), {"gguf_file": path.name}
+    if not path.exists():
+        if settings.path.startswith((".", "/", "~")) or settings.path.count("/") != 1:
+            raise ConfigError(
+                f"`model.path` = {settings.path!r}: no such folder; give a folder with config.json, "
+                "a .gguf file, or a hub id such as owner/name"
+            )
+        return settings.path, {}
+    if settings.gguf_file is not None:
+        if not (path / settings.gguf_file).is_file():
+            raise ConfigError(f"`model.gguf_file`: {path / settings.gguf_file}: no such file")
+        return str(path), {"gguf_file": settings.gguf_file}
+    if not (path / "config.json").is_file():
+        found = [file.name for file in path.glob("*.gguf")] if path.is_dir() else []
+        hint = f"; set `model.gguf_file` to one of {found}" if found else ""
+        raise ConfigError(f"`model.path` = {settings.path!r}: holds no config.json{hint}")
+    return str(path), {}
+
+
+def load_tokenizer(settings: Model) -> Any:
+    """Load the tokenizer of a model; a model without one is refused."""
+    source, options = locate(settings)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"`model.path` = {settings.path!r}: no usable tokenizer: {_first_line(error)}; put "
+            "tokenizer.json and tokenizer_config.json next to the weights"
+        ) from None
+    if tokenizer is None or not getattr(tokenizer, "is_fast", False) or len(tokenizer) < 2:
+        raise ConfigError(
+            f"`model.path` = {settings.path!r}: the tokenizer gives no character offsets; a fast "
+            "tokenizer (tokenizer.json) is needed"
+        )
+    return tokenizer
+
+
+def load_model(settings: Model) -> tuple[Any, Any]:
+    """Load (model in eval mode on its device, tokenizer).
+
+    Raises ConfigError when the model or its tokenizer is missing or unusable.
+    """
+    device = pick_device(settings.device)
+    tokenizer = load_tokenizer(settings)
+    source, options = locate(settings)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=getattr(torch, settings.dtype), **options
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`model.path` = {settings.path!r}: {_first_line(error)}") from None
+    _forget_quantisation(model)
+    return model.to(device).eval(), tokenizer
+
+
+def load_for_run(config: Config) -> tuple[Any, Any]:
+    """Load the model of a run, with the call markers added where the rendering needs them.
+
+    Raises ConfigError when a call does not survive the tokenizer.
+    """
+    model, tokenizer = load_model(config.model)
+    add_markers(model, tokenizer, config.call_format.syntax)
+    check_tokenizer(tokenizer, config.call_format.syntax, config.tool_names)
+    return model, tokenizer
+
+
+@torch.no_grad()
+def add_markers(model: Any, tokenizer: Any, syntax: CallSyntax) -> None:
+    """Add the delimiters of the `special` rendering to vocabulary and embeddings.
+
+    Each new row is the mean of the rows of the sign that it stands for, so the three differ.
+    """
+    new = [marker for marker in syntax.markers if marker not in tokenizer.get_vocab()]
+    if not new:
+        return
+    rows = {marker: encode_piece(tokenizer, _MARKER_MODEL[marker]) for marker in new}
+    tokenizer.add_tokens(new, special_tokens=False)
+    model.resize_token_embeddings(
+        max(len(tokenizer), model.get_input_embeddings().weight.shape[0]), mean_resizing=False
+    )
+    for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for marker, like in rows.items():
+            target = tokenizer.convert_tokens_to_ids(marker)
+            table.weight[target] = table.weight[like].mean(0)
+
+
+def save_checkpoint(model: Any, tokenizer: Any, folder: Path, extra: Mapping[str, Any]) -> None:
+    """Save an ordinary checkpoint that `AutoModelForCausalLM.from_pretrained(folder)` loads.
+
+    `extra` is written to `callsieve.json` beside it: how the model writes its calls.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _forget_quantisation(model)
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_json(folder / "callsieve.json", dict(extra))
+    except OSError as error:
+        raise WorkError(f"{folder}: the checkpoint cannot be written: {error}") from error
+
+
+def read_extra(folder: str | Path) -> dict[str, Any]:
+    """Read `callsieve.json` of a checkpoint; empty when it is not one of ours."""
+    path = Path(folder) / "callsieve.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def model_fingerprint(settings: Model) -> str:
+    """Name a model by its files (names, sizes, first and last MiB of each) or by its hub commit."""
+    source, options = locate(settings)
+    digest = hashlib.sha256(json.dumps(options).encode())
+    folder = Path(source)
+    if not folder.is_dir():
+        revision = getattr(AutoConfig.from_pretrained(source), "_commit_hash", None)
+        return f"{source}@{revision}"
+    for file in sorted(folder.iterdir()):
+        if file.suffix in {".safetensors", ".bin", ".json", ".gguf", ".model", ".txt"}:
+            digest.update(f"{file.name}:{file.stat().st_size}".encode())
+            with file.open("rb") as stream:
+                digest.update(stream.read(_EDGE_BYTES))
+                stream.seek(max(file.stat().st_size - _EDGE_BYTES, 0))
+                digest.update(stream.read(_EDGE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _forget_quantisation(model: Any) -> None:
+    """A dequantised GGUF model still carries the marks that make `save_pretrained` refuse."""
+    model.hf_quantizer = None
+    if hasattr(model, "quantization_method"):
+        model.quantization_method = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,122 @@
+"""Run a causal model and compute only what is asked for: hidden states, then chosen logits.
+
+The output layer is a fifth of a 135M model, so logits are made for the needed positions only.
+Models whose logits are not simply `output layer(last hidden state)` are found by a trial at load
+time and take the plain path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class LanguageModel:
+    """A causal model with its tokenizer and the token that stands before every text."""
+
+    model: Any
+    tokenizer: Any
+    trunk: Any = field(init=False)
+    head: Any = field(init=False)
+    split_head: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trunk = self.model.base_model
+        self.head = self.model.get_output_embeddings()
+        self.split_head = self._head_is_plain()
+        if not self.split_head:
+            log.warning("this model's logits need its whole forward pass; scoring will be slower")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.model.device)
+
+    @torch.inference_mode()
+    def _head_is_plain(self) -> bool:
+        if self.head is None or self.trunk is self.model:
+            return False
+        ids = torch.tensor([[5, 7, 9]], device=self.device)
+        full = self.model(ids, use_cache=False).logits
+        try:
+            own = self.head(self.trunk(ids, use_cache=False).last_hidden_state)
+        except (AttributeError, TypeError, RuntimeError):
+            return False
+        return own.shape == full.shape and torch.allclose(own, full, atol=1e-4, rtol=1e-4)
+
+    def hidden(self, ids_BL: Tensor, **options: Any) -> Tensor:
+        """Return what `logits` takes: hidden states, or full logits on the plain path."""
+        if self.split_head:
+            return self.trunk(ids_BL, use_cache=False, **options).last_hidden_state
+        return self.model(ids_BL, use_cache=False, **options).logits
+
+    def logits(self, chosen_ND: Tensor) -> Tensor:
+        """Return fp32 logits (N, V) of chosen rows of `hidden`."""
+        return (self.head(chosen_ND) if self.split_head else chosen_ND).float()
+
+    def token_logprobs(self, chosen_ND: Tensor, targets_N: Tensor, chunk: int = 1024) -> Tensor:
+        """Return log p(target) in nats (N,), fp32, without holding all logits at once."""
+        out = []
+        for start in range(0, len(targets_N), chunk):
+            logits = self.logits(chosen_ND[start : start + chunk])
+            target = targets_N[start : start + chunk]
+            picked = logits.gather(1, target[:, None])[:, 0]
+            out.append(picked - torch.logsumexp(logits, dim=-1))
+        return torch.cat(out) if out else torch.empty(0)
+
+
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> Tensor:
+    """Stack rows of ids (B, L), padded on the right, where a causal model never looks."""
+    length = max(len(row) for row in rows)
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row, dtype=torch.long)
+    return ids.to(device, non_blocking=True)
+
+
+def by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group indices into batches of similar length whose padded size stays within the budget."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batches: list[list[int]] = []
+    for index in order:
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+@dataclass
+class Budget:
+    """Tokens per batch; halves when the device runs out of memory and stays there."""
+
+    tokens: int
+
+    def run(self, lengths: Sequence[int], work: Callable[[list[int]], T]) -> list[T]:
+        """Call `work(indices)` on batches within the budget; out of memory halves it and goes on."""
+        results: list[T] = []
+        waiting = by_budget(lengths, self.tokens)
+        while waiting:
+            batch = waiting.pop(0)
+            try:
+                results.append(work(batch))
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                self.tokens = max(self.tokens // 2, 1)
+                log.warning("out of memory: token budget is now %d", self.tokens)
+                left = sorted([*batch, *(i for other in waiting for i in other)])
+                regrouped = by_budget([lengths[i] for i in left], self.tokens)
+                waiting = [[left[i] for i in group] for group in regrouped]
+        return results
