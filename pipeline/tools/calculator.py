@@ -32,6 +32,7 @@ _SPELLINGS = str.maketrans(
 )
 _CURRENCIES = "$€£¥"
 _DIGITS = tuple("0123456789.")
+_FOREIGN_OPERATORS = ("//", "==", "!=", "<=", ">=", "<<", ">>", "&&", "||")
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,8 @@ class _Parser:
         side_by_side = character.isalnum() or character in "_.()=" + _CURRENCIES
         if side_by_side and self.peek(2) != "==":
             return ToolError("syntax", f"an operator is expected before {found!r}")
-        return ToolError("not_allowed", f"{character!r}: only numbers and + - * / ^ are offered")
+        found = self.peek(2) if self.peek(2) in _FOREIGN_OPERATORS else character
+        return ToolError("not_allowed", f"{found!r}: only numbers and + - * / ^ are offered")
 
 
 def _bounded(value: Fraction) -> Fraction:

@@ -14,12 +14,16 @@ from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
 from pipeline.tools.calendar import CalendarConfig, build_calendar
 from pipeline.tools.search import WikiSearchConfig, build_wiki_search
+from pipeline.tools.user import FunctionConfig, build_function
 
 ToolConfig = Annotated[
-    CalculatorConfig | CalendarConfig | WikiSearchConfig, Field(discriminator="name")
+    CalculatorConfig | CalendarConfig | WikiSearchConfig | FunctionConfig,
+    Field(discriminator="name"),
 ]
 
-TOOL_NAMES = ("Calculator", "Calendar", "WikiSearch")
+# The built-in tools; `Function` stands for a function of the user's.
+BUILT_IN = ("Calculator", "Calendar", "WikiSearch")
+TOOL_NAMES = (*BUILT_IN, "Function")
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(ToolConfig)
 
@@ -58,6 +62,14 @@ def _build(config: Any) -> list[Tool]:
             return [build_calendar(config)]
         case WikiSearchConfig():
             return [build_wiki_search(config)]
+        case FunctionConfig():
+            tool = build_function(config)
+            if tool.spec.name.lower() in {name.lower() for name in BUILT_IN}:
+                raise ConfigError(
+                    f"{config.function}: {tool.spec.name!r} is the name of a built-in tool; "
+                    "give it another one with `rename`"
+                )
+            return [tool]
     raise ConfigError(f"tools: {type(config).__name__} is no tool configuration")
 
 

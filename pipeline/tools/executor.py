@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import difflib
 import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -268,7 +269,9 @@ class Executor:
 
 
 def _run_in_worker(tool: Tool, arguments: dict[str, Any], document: dict[str, Any]) -> str:
-    return tool.run(arguments, document)
+    # What a user's function prints must not mix with what the command prints.
+    with redirect_stdout(sys.stderr):
+        return tool.run(arguments, document)
 
 
 def _one_line(message: str) -> str:
