@@ -1,0 +1,42 @@
+"""Instruction files: versioned text in `data/agent`, with nothing volatile in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+from pipeline.tools.arguments import linear_template
+from pipeline.tools.base import ToolSpec
+
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "agent"
+
+
+def load_instructions(name: str) -> str:
+    """Read the instruction file `name` (for example `react-v1`).
+
+    Raises ConfigError naming the files there are.
+    """
+    path = FOLDER / f"{name}.md"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in FOLDER.glob("*.md")))
+        raise ConfigError(f"instructions {name!r} do not exist; there are: {there}")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def catalogue_text(specs: Sequence[ToolSpec], protocol: str) -> str:
+    """Describe the tools in words, one a line, in the form in which the protocol calls them."""
+    lines = []
+    for spec in specs:
+        form = linear_template(spec)
+        if protocol == "react":
+            form = f"{spec.name}[{form[len(spec.name) + 1 : -1]}]"
+        lines.append(f"- {form}: {spec.description}")
+    return "\n".join(lines)
+
+
+def system_text(instructions: str, specs: Sequence[ToolSpec], protocol: str) -> str:
+    """Put the instructions and, where the protocol needs them in words, the tools together."""
+    if protocol not in ("react", "inline") or not specs or not instructions:
+        return instructions
+    return f"{instructions}\n\nTools:\n{catalogue_text(specs, protocol)}"

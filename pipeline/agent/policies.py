@@ -1,0 +1,234 @@
+"""Policies: who decides the next turn.
+
+A policy answers a batch of requests, one per episode, so a local model serves many episodes in
+one pass. A failure that belongs to one request is a `PolicyError` in its place of the list: it
+ends that run and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pipeline.agent import chat
+from pipeline.agent.context import shorten
+from pipeline.agent.parse import PROTOCOLS
+from pipeline.agent.turns import Message
+from pipeline.tools.base import ToolSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a policy is asked: the state, the tools on offer, and how to decode.
+
+    `prefix` is text with which the turn must begin (a completion model is made to continue it).
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    protocol: str = "react"
+    tool_choice: str = "auto"  # auto, none, required, or the name of one tool
+    stop: tuple[str, ...] = ()
+    prefix: str = ""
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+    step: int = 1
+    task_id: str = ""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A turn as the policy wrote it; `calls` are `(id, name, arguments)` already taken apart.
+
+    `finish` is `stop`, `length` (cut at the token limit) or `filter` (blocked by the endpoint).
+    """
+
+    text: str
+    tokens_in: int = 0
+    tokens_out: int = 0
+    calls: tuple[tuple[str, str, str], ...] | None = None
+    finish: str = "stop"
+
+
+class PolicyError(Exception):
+    """The policy cannot answer this request: the run ends as `model_error`."""
+
+
+class ContextOverflow(PolicyError):
+    """The state does not fit the model, even shortened: the run ends as `context_overflow`."""
+
+
+class Policy(Protocol):
+    """Answers a batch; the replies come in the order of the requests."""
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
+        """Decide the next turn of every request."""
+
+
+Script = Sequence[str | Reply] | Callable[[Request], str | Reply]
+
+
+@dataclass(frozen=True)
+class ScriptedPolicy:
+    """Plays a script: the n-th turn of a run is the n-th entry, or what the function returns.
+
+    `tokens` are counted as written for every turn whose entry is plain text. A script that is
+    over is a model error.
+    """
+
+    script: Script
+    tokens: int = 0
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
+        """Answer from the script."""
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: Request) -> Reply | PolicyError:
+        if callable(self.script):
+            entry = self.script(request)
+        else:
+            turn = sum(message.role == "assistant" for message in request.messages)
+            if turn >= len(self.script):
+                return PolicyError(f"the script has {len(self.script)} turns and all are played")
+            entry = self.script[turn]
+        return entry if isinstance(entry, Reply) else Reply(entry, tokens_out=self.tokens)
+
+
+class Generation(Protocol):
+    """What a generation engine returns for one prompt; `text` does not repeat the prompt."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens_in(self) -> int: ...
+    @property
+    def tokens_out(self) -> int: ...
+
+
+class Generator(Protocol):
+    """A batched generation engine; greedy at temperature 0, rows are independent draws."""
+
+    def generate(
+        self,
+        prompts: list[str],
+        stop: Sequence[str],
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Sequence[Generation]: ...
+
+
+@dataclass(frozen=True)
+class LocalPolicy:
+    """A local model: the requests of one step go through the engine as one batch.
+
+    `tokenizer` (a transformers tokenizer) gives the chat template and counts tokens; without one
+    the state is rendered as plain text and never shortened. `context_tokens` is the length that
+    the model can read, the new tokens included. `use_template` renders `react` and `plain`
+    through the chat template too, as instruction-tuned models expect it.
+    """
+
+    generator: Generator
+    tokenizer: Any = None
+    context_tokens: int | None = None
+    use_template: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # for the chat template
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
+        """Render, shorten where needed, and generate in groups that decode alike."""
+        replies: list[Reply | PolicyError] = [PolicyError("not asked")] * len(requests)
+        groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
+        for index, request in enumerate(requests):
+            prompt = self._fit(request)
+            if isinstance(prompt, PolicyError):
+                replies[index] = prompt
+                continue
+            how = (request.stop, request.max_new_tokens, request.temperature, request.seed)
+            groups.setdefault(how, []).append((index, prompt))
+        for (stop, length, temperature, seed), rows in groups.items():
+            prompts = [prompt for _, prompt in rows]
+            made = self.generator.generate(prompts, stop, length, temperature, seed)
+            for (index, _), generation in zip(rows, made, strict=True):
+                replies[index] = _reply(requests[index], generation)
+        return replies
+
+    def _fit(self, request: Request) -> str | PolicyError:
+        if self.tokenizer is None or self.context_tokens is None:
+            return self.prompt(request, request.messages)
+        room = self.context_tokens - request.max_new_tokens
+
+        def fits(messages: Sequence[Message]) -> bool:
+            return self._count(self.prompt(request, messages)) <= room
+
+        kept = shorten(request.messages, fits)
+        if kept is None:
+            return ContextOverflow(f"the state does not fit {self.context_tokens} tokens")
+        return self.prompt(request, kept)
+
+    def _count(self, prompt: str) -> int:
+        return len(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+
+    def prompt(self, request: Request, messages: Sequence[Message]) -> str:
+        """Write the prompt that the model continues."""
+        if request.protocol == "chat" and self.tokenizer is not None:
+            return self._chat_prompt(request, messages)
+        module = PROTOCOLS[request.protocol]
+        if not self.use_template or self.tokenizer is None or request.protocol == "inline":
+            return module.render(messages) + request.prefix
+        head = [m for m in messages[:2] if m.role in ("system", "user")]
+        steps = messages[len(head) :]
+        rest = module.render(steps) if steps else ""
+        text: str = self.tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in head],
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.options,
+        )
+        return text + rest + request.prefix
+
+    def _chat_prompt(self, request: Request, messages: Sequence[Message]) -> str:
+        wire = chat.wire_messages(messages, strings=False)
+        tools = [spec.schema_for_chat() for spec in request.tools]
+        template = self.tokenizer.chat_template or ""
+        if tools and "tools" not in str(template):
+            wire = _describe_tools(messages, tools)
+            tools = []
+        text: str = self.tokenizer.apply_chat_template(
+            wire, tools=tools or None, tokenize=False, add_generation_prompt=True, **self.options
+        )
+        return text
+
+
+def _describe_tools(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Write tools and calls as text, for a chat template that knows neither."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    about = f"You may call these tools:\n<tools>\n{listed}\n</tools>\n{chat.HINT}"
+    wire: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.content
+        if message.role == "system":
+            content = f"{content}\n\n{about}".strip()
+        elif message.role == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        elif message.role == "assistant":
+            content = chat.assistant_text(message)
+        role = "user" if message.role == "tool" else message.role
+        if wire and wire[-1]["role"] == role:
+            wire[-1]["content"] += "\n" + content
+        else:
+            wire.append({"role": role, "content": content})
+    if not wire or wire[0]["role"] != "system":
+        wire.insert(0, {"role": "system", "content": about})
+    return wire
+
+
+def _reply(request: Request, generation: Generation) -> Reply:
+    finish = "length" if generation.tokens_out >= request.max_new_tokens else "stop"
+    return Reply(
+        request.prefix + generation.text, generation.tokens_in, generation.tokens_out, None, finish
+    )
