@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import glob
 import gzip
-import io
 import itertools
 import json
 import zlib
@@ -189,20 +188,42 @@ def _lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
 def _read_csv(
     stream: IO[bytes], source: Source, place: Place, max_bytes: int
 ) -> Iterator[Record | Reject]:
-    # Bytes that are not UTF-8 become lone surrogates here, which `record_of` rejects row by row.
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(max_bytes)
-    reader = csv.DictReader(iter(lambda: text.readline(max_bytes + 1), ""))
+    lines = _CsvLines(stream, max_bytes)
+    reader = csv.DictReader(lines)
     while True:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            reason = "too_long" if "field limit" in str(error) else "bad_csv"
-            yield Reject(place.file, reader.reader.line_num, reason, str(error))
+            reason = "too_long" if "limit" in str(error) else "bad_csv"
+            yield Reject(place.file, lines.number, reason, str(error))
             continue
         if row is None:
             return
-        yield record_of(row, source, place, reader.line_num, max_bytes)
+        yield record_of(row, source, place, lines.number, max_bytes)
+
+
+class _CsvLines:
+    """The lines of a CSV file; `number` is that of the last one.
+
+    Bytes that are not UTF-8 become lone surrogates, which `record_of` rejects row by row.
+    """
+
+    def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
+        self.number = 0
+        self._max_bytes = max_bytes
+        self._lines = _lines(stream, max_bytes)
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        self.number, raw = next(self._lines)
+        if len(raw) > self._max_bytes:
+            raise csv.Error(f"line over the limit of {self._max_bytes} bytes")
+        if self.number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        return raw.decode("utf-8", "surrogateescape")
 
 
 def _read_parquet(
