@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _FILES = (".jsonl", ".jsonl.gz", ".parquet")
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[^\W_])")
+_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(\s+)(?=[\"'“‘(\[]*[^\W_])")
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,11 @@ def split_passages(article: Passage, max_words: int) -> Iterator[Passage]:
 
 def split_sentences(text: str) -> list[str]:
     """Sentences of `text` by their closing marks; common short forms do not end one."""
+    ends = [match.span(1) for match in _SENTENCE_END.finditer(text)]
+    starts = [0, *(end for _, end in ends)]
+    stops = [*(start for start, _ in ends), len(text)]
     sentences: list[str] = []
-    for part in _SENTENCE_END.split(text):
+    for part in (text[start:stop] for start, stop in zip(starts, stops, strict=True)):
         if sentences and _ends_in_short_form(sentences[-1]):
             sentences[-1] = f"{sentences[-1]} {part}"
         elif part:

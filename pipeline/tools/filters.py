@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
+from itertools import product
 from typing import Any
 
 from pipeline.tools.calendar import parse_date
@@ -105,34 +106,32 @@ def holds_result(numbers: Sequence[NumberInText], window: int = NUMBER_WINDOW) -
     places: dict[Decimal, list[int]] = {}
     for index, number in enumerate(numbers):
         for value in number.values:
-            places.setdefault(value.normalize(), []).append(index)
+            places.setdefault(value, []).append(index)
+    fractions = any(value != value.to_integral_value() for value in places)
     for first, left in enumerate(numbers):
         for second in range(first + 1, len(numbers)):
             right = numbers[second]
             if right.token - left.token >= window:
                 break
-            for a in left.values:
-                for b in right.values:
-                    for result in _results(a, b):
-                        for third in places.get(result.normalize(), ()):
-                            if third not in (first, second) and _within(
-                                numbers, (first, second, third), window
-                            ):
-                                return True
+            for a, b in product(left.values, right.values):
+                results = [a + b, a * b, *(_rounded_quotients(a, b) if fractions else ())]
+                thirds = (third for result in results for third in places.get(result, ()))
+                for third in thirds:
+                    distinct = third not in (first, second)
+                    if distinct and _within(numbers, (first, second, third), window):
+                        return True
     return False
 
 
-def _results(a: Decimal, b: Decimal) -> list[Decimal]:
-    results = [a + b, abs(a - b), a * b]
+def _rounded_quotients(a: Decimal, b: Decimal) -> list[Decimal]:
+    """`a / b` and `b / a` to two decimals, unless that is a whole number: mostly coincidence."""
+    rounded = []
     for dividend, divisor in ((a, b), (b, a)):
-        if divisor:
-            quotient = dividend / divisor
-            results.append(quotient)
-            rounded = quotient.quantize(Decimal("0.01"), ROUND_HALF_UP) if quotient < 1e20 else None
-            # Rounded to a whole number it would be a coincidence more often than not.
-            if rounded is not None and rounded != rounded.to_integral_value():
-                results.append(rounded)
-    return results
+        if divisor and dividend / divisor < 10**20:
+            quotient = (dividend / divisor).quantize(Decimal("0.01"), ROUND_HALF_UP)
+            if quotient != quotient.to_integral_value():
+                rounded.append(quotient)
+    return rounded
 
 
 def _within(numbers: Sequence[NumberInText], indices: Sequence[int], window: int) -> bool:

@@ -1,0 +1,145 @@
+"""A user's own function as a tool, and the closed list of tools."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.tools.calculator import CalculatorConfig
+from pipeline.tools.catalogue import build_tools, parse_tool_config
+from pipeline.tools.executor import Executor
+
+GOOD = '''
+from helper import PEOPLE
+
+def population(city: str, factor: int = 1) -> int:
+    """
+    Looks up how many people live in a city.
+
+    Args:
+        city: The name of the city.
+        factor: What to multiply by.
+    """
+    return PEOPLE[city] * factor
+
+def record(city: str) -> dict:
+    """
+    Everything about a city.
+
+    Args:
+        city: The name of the city.
+    """
+    return {"name": city, "mayor": "Zoë"}
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "helper.py").write_text('PEOPLE = {"Roma": 2_800_000}\n')
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD, "utf-8")
+    return str(path)
+
+
+def test_from_a_file_to_a_result(mine):
+    tools = build_tools([{"name": "Function", "function": f"{mine}:population"}])
+    spec = tools[0].spec
+    assert (spec.name, spec.isolated) == ("population", True)
+    assert spec.description == "Looks up how many people live in a city."
+    assert spec.parameters["required"] == ["city"]
+    assert spec.parameters["properties"]["factor"]["type"] == "integer"
+    with Executor(tools) as executor:
+        assert executor.execute("population", "Roma").result == "2800000"
+        assert executor.execute("population", 'city="Roma", factor=2').result == "5600000"
+        wrong = executor.execute("population", 'city="Roma", factor="two"')
+        assert wrong.error_kind == "bad_arguments" and "'factor'" in wrong.error
+        missing = executor.execute("population", "Milano")
+        assert missing.error_kind == "exception" and "KeyError: 'Milano'" in missing.error
+
+
+def test_structured_value_is_json_in_its_own_letters(mine):
+    tools = build_tools([{"name": "Function", "function": f"{mine}:record", "rename": "City"}])
+    with Executor(tools) as executor:
+        assert executor.execute("city", "Roma").result == '{"name": "Roma", "mayor": "Zoë"}'
+
+
+def test_version_follows_the_file(mine):
+    entry = {"name": "Function", "function": f"{mine}:population"}
+    before = build_tools([entry])[0].spec.version
+    assert build_tools([entry])[0].spec.version == before
+    Path(mine).write_text(GOOD + "# changed\n", "utf-8")
+    assert build_tools([entry])[0].spec.version != before
+
+
+BAD = {
+    "untyped": ('def untyped(a, b: int):\n    """Does."""\n', "no type for a"),
+    "silent": ("def silent(a: int) -> int:\n    return a\n", "no docstring"),
+    "vague": ('def vague(a: int):\n    """Does."""\n', "'a'"),
+    "many": ('def many(*a: int):\n    """Does."""\n', r"\*a"),
+    "anything": ('def anything(**a: int):\n    """Does."""\n', r"\*a"),
+    "later": ('async def later():\n    """Does."""\n', "async"),
+    "steps": ('def steps():\n    """Does."""\n    yield 1\n', "generator"),
+    "position": ('def position(a: int, /):\n    """Does."""\n', "positional"),
+    "number": ("number = 3\n", "int, not a function"),
+    "absent": ("x = 1\n", "no function 'absent'"),
+    "broken": ("raise OSError('no disk')\n", "no disk"),
+    "garbled": ("def garbled(:\n", "SyntaxError"),
+    "calculator": (
+        'def calculator(a: int):\n    """Does.\n\n    Args:\n        a: A number.\n    """\n',
+        "built-in",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_definitions_are_refused_by_name(tmp_path, name):
+    source, message = BAD[name]
+    path = tmp_path / f"bad_{name}.py"
+    path.write_text(source, "utf-8")
+    with pytest.raises(ConfigError, match=message) as raised:
+        build_tools([{"name": "Function", "function": f"{path}:{name}"}])
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("reference", ["mine.py", "mine:f", "missing.py:f", "mine.py:a b", ":f"])
+def test_bad_references_are_refused(reference):
+    with pytest.raises(ConfigError, match="function: "):
+        build_tools([{"name": "Function", "function": reference}])
+
+
+def test_name_clash_is_refused(mine):
+    entry = {"name": "Function", "function": f"{mine}:population"}
+    with pytest.raises(ConfigError, match=r"(?i)population"):
+        build_tools([entry, {**entry, "function": f"{mine}:record", "rename": "Population"}])
+
+
+def test_entries_are_mappings_or_dataclasses():
+    names = [tool.spec.name for tool in build_tools([CalculatorConfig(), {"name": "Calendar"}])]
+    assert names == ["Calculator", "Calendar"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "Oracle"}, "'Oracle' is no tool; allowed: Calculator, Calendar"),
+        ({}, "None is no tool; allowed: Calculator"),
+        ({"name": "Calculator", "digits": 3}, "digits: unknown key"),
+        ({"name": "Calendar", "today": 3}, "today: 3: "),
+        ({"name": "Calendar", "today": "soon"}, "'soon' is not an ISO date"),
+        ({"name": "WikiSearch", "results": 0}, "results: 0 must be"),
+        ({"name": "WikiSearch", "sources": "a.jsonl"}, "sources: 'a.jsonl'"),
+    ],
+)
+def test_bad_configuration_is_named(entry, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        parse_tool_config(entry, "tools.2")
+    assert "tools.2" in str(raised.value)
+
+
+def test_every_tool_describes_itself(mine):
+    entries = [{"name": "Calculator"}, {"name": "Calendar"}]
+    for tool in build_tools(entries):
+        assert len(tool.spec.description) > 60 and "\n" not in tool.spec.description
+        assert tool.spec.parameters["type"] == "object"
+        chat = tool.spec.schema_for_chat()
+        assert chat["function"]["parameters"] == tool.spec.parameters
