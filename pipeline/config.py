@@ -248,7 +248,14 @@ class Config:
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        return tuple(str(tool["name"]) for tool in self.tools)
+        """Names of the tools, as calls write them (a user's function goes by its own name)."""
+        return tuple(_tool_name(tool) for tool in self.tools)
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    if tool["name"] == "Function":
+        return str(tool.get("rename") or str(tool.get("function", "")).rpartition(":")[2])
+    return str(tool["name"])
 
 
 _ADAPTER = TypeAdapter(Config)
@@ -356,7 +363,9 @@ def _check_together(config: Config, origin: str) -> None:
     """Refuse values that are possible alone and impossible together."""
     for index, source in enumerate(config.corpus.sources):
         if (source.path is None) == (source.dataset is None):
-            raise ConfigError(f"{origin}: `corpus.sources.{index}`: give either `path` or `dataset`")
+            raise ConfigError(
+                f"{origin}: `corpus.sources.{index}`: give either `path` or `dataset`"
+            )
     for index, tool in enumerate(config.tools):
         if not isinstance(tool.get("name"), str):
             raise ConfigError(f"{origin}: `tools.{index}.name` is missing")

@@ -6,12 +6,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from pipeline.config import Config
 from pipeline.shards import RunFolder
+
+if TYPE_CHECKING:
+    from pipeline.lm.forward import LanguageModel
+    from pipeline.tools.executor import Executor
 
 
 @dataclass
@@ -34,6 +38,31 @@ class Context:
         """Return the counts since the last call and start again from zero."""
         taken, self.counts = self.counts, {}
         return taken
+
+    def language_model(self) -> LanguageModel:
+        """The model of the run, loaded once per process."""
+        if "lm" not in self.resources:
+            from pipeline.lm.checkpoint import load_for_run
+            from pipeline.lm.forward import LanguageModel
+
+            self.resources["lm"] = LanguageModel(*load_for_run(self.config))
+        lm: LanguageModel = self.resources["lm"]
+        return lm
+
+    def executor(self) -> Executor:
+        """The tools of the run, opened once per process; results are cached in the run folder."""
+        if "executor" not in self.resources:
+            from pipeline.tools.catalogue import build_tools
+            from pipeline.tools.executor import Executor
+
+            settings = self.config.execute
+            self.resources["executor"] = Executor(
+                build_tools(self.config.tools),
+                cache_path=self.folder.path / "tool-cache.sqlite" if settings.cache else None,
+                workers=settings.workers,
+            )
+        executor: Executor = self.resources["executor"]
+        return executor
 
     def progress(self, total: int | None, unit: str) -> tqdm[Any]:
         """A progress bar on stderr, with counts; silent when stderr is not a terminal."""

@@ -32,7 +32,9 @@ def pick_device(wanted: str) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise ConfigError(f"`model.device` = {wanted!r}: allowed are auto, cpu, cuda, cuda:N") from None
+        raise ConfigError(
+            f"`model.device` = {wanted!r}: allowed are auto, cpu, cuda, cuda:N"
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"`model.device` = {wanted!r}: no CUDA device answers; use cpu or auto")
     return device

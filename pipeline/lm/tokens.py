@@ -41,9 +41,7 @@ class EncodedDocument:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(
-        tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    )
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
 def _has_dummy_prefix(tokenizer: Any) -> bool:
@@ -101,9 +99,7 @@ def open_token(tokenizer: Any, syntax: CallSyntax) -> int:
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """Decode ids to exactly the text they stand for."""
-    return str(
-        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    )
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def decode_piece(tokenizer: Any, before: int, ids: Sequence[int]) -> str:

@@ -1,0 +1,438 @@
+"""The stages in their order, and how they run over shards.
+
+A stage is done for a shard when the shard's marker carries the fingerprint that the configuration
+asks for. The fingerprint of a stage covers its own settings, its inputs and the fingerprint of the
+stage before it, so a changed value makes exactly the stages that depend on it stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import json
+import logging
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline import __version__
+from pipeline.config import Config, dump_config, fingerprint_values, parse_config, to_dict
+from pipeline.context import Context, closing_resources
+from pipeline.errors import ConfigError, WorkError
+from pipeline.lm.checkpoint import model_fingerprint, pick_device
+from pipeline.lm.prompts import load_prompt, prompt_file
+from pipeline.records import (
+    Candidate,
+    Document,
+    ExecutedCall,
+    ScoredCall,
+    SelectedCall,
+    from_table,
+    to_table,
+)
+from pipeline.report.funnel import build_funnel
+from pipeline.report.page import write_report
+from pipeline.shards import SHARD_FOLDERS, RunFolder, read_json, write_json, write_text
+from pipeline.stages import augment, evaluate, execute, finetune, ingest, sample, score, select
+from pipeline.tools.catalogue import parse_tool_config
+
+log = logging.getLogger(__name__)
+Shards = tuple[int, int]
+"""(i, n): this process does the shards whose number is i modulo n."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command is going to do: the stages in order, and which are stale."""
+
+    todo: tuple[str, ...]
+    stale: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+# -- one shard of each stage ------------------------------------------------------------------------
+
+
+def _documents(context: Context, index: int) -> list[Document]:
+    return from_table(context.folder.read_part("ingest", index, context.config.shards), Document)
+
+
+def _read(context: Context, stage: str, index: int, record: type) -> list[Any]:
+    return from_table(context.folder.read_part(stage, index, context.config.shards), record)
+
+
+def _ingest(context: Context, shards: Shards) -> None:
+    ingest.run(context)
+
+
+def _sample(context: Context, shards: Shards) -> None:
+    def one(index: int) -> Iterator[Candidate]:
+        return sample.run(_documents(context, index), context)
+
+    _each_shard(context, shards, Candidate, one)
+
+
+def _execute(context: Context, shards: Shards) -> None:
+    def one(index: int) -> Iterator[ExecutedCall]:
+        candidates = _read(context, "sample", index, Candidate)
+        return execute.run(candidates, _documents(context, index), context)
+
+    _each_shard(context, shards, ExecutedCall, one)
+
+
+def _score(context: Context, shards: Shards) -> None:
+    pool = score.result_pool(context) if context.config.score.null else {}
+
+    def one(index: int) -> Iterator[ScoredCall]:
+        calls = _read(context, "execute", index, ExecutedCall)
+        return score.run(calls, _documents(context, index), pool, context)
+
+    _each_shard(context, shards, ScoredCall, one)
+
+
+def _select(context: Context, shards: Shards) -> None:
+    found = select.thresholds(context)
+    everything = (
+        (_read(context, "score", index, ScoredCall), _documents(context, index))
+        for index in range(context.config.shards)
+    )
+    reasons = select.decide(everything, found, context)
+
+    def one(index: int) -> Iterator[SelectedCall]:
+        return select.run(_read(context, "score", index, ScoredCall), reasons, context)
+
+    extra = {
+        "tau_f": {tool: own.tau_f for tool, own in found.items()},
+        "false_keep_rate": {tool: own.false_keep_rate for tool, own in found.items()},
+    }
+    _each_shard(context, (0, 1), SelectedCall, one, extra)
+
+
+def _augment(context: Context, shards: Shards) -> None:
+    augment.run(context)
+
+
+def _finetune(context: Context, shards: Shards) -> None:
+    context.resources.pop("lm", None)  # training loads its own copy
+    finetune.run(context)
+
+
+def _evaluate(context: Context, shards: Shards) -> None:
+    evaluate.run(context)
+
+
+STAGES: tuple[tuple[str, Callable[[Context, Shards], None]], ...] = (
+    ("ingest", _ingest),  # corpus -> documents
+    ("sample", _sample),  # documents -> candidate calls
+    ("execute", _execute),  # candidates -> results of real tools
+    ("score", _score),  # results -> three losses and the gain
+    ("select", _select),  # gains -> kept calls
+    ("augment", _augment),  # kept calls -> data set
+    ("finetune", _finetune),  # data set -> tuned model and its control
+    ("evaluate", _evaluate),  # models -> the four arms
+)
+STAGE_NAMES = tuple(name for name, _ in STAGES)
+
+
+def _each_shard(
+    context: Context,
+    shards: Shards,
+    record: type,
+    one: Callable[[int], Iterator[Any]],
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Do the unfinished shards that belong to this process, each with its marker."""
+    config, folder, stage = context.config, context.folder, context.stage
+    for index in range(config.shards):
+        if index % shards[1] != shards[0]:
+            continue
+        if folder.done(stage, index, config.shards, context.fingerprint):
+            continue
+        began = time.monotonic()
+        context.take_counts()
+        table = to_table(one(index), record)
+        marker = {
+            "fingerprint": context.fingerprint,
+            "seconds": round(time.monotonic() - began, 3),
+            "counts": context.take_counts(),
+            **(extra or {}),
+        }
+        folder.write_part(stage, index, config.shards, table, marker)
+        folder.log("shard", stage=stage, shard=index, rows=table.num_rows, **_brief(marker))
+
+
+def _brief(marker: dict[str, Any]) -> dict[str, Any]:
+    return {"seconds": marker["seconds"]}
+
+
+# -- fingerprints -----------------------------------------------------------------------------------
+
+
+def _hash(*values: Any) -> str:
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _files(patterns: Sequence[str | None]) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of files, to notice that a source has changed."""
+    found = []
+    for pattern in patterns:
+        for name in sorted(glob.glob(pattern, recursive=True)) if pattern else []:
+            stat = Path(name).stat()
+            found.append((name, stat.st_size, stat.st_mtime_ns))
+    return found
+
+
+def fingerprints(config: Config) -> dict[str, str]:
+    """The fingerprint of every stage under this configuration."""
+    tools = [to_dict_of(tool) for tool in config.tools]
+    tool_files = [str(p) for tool in config.tools for p in tool.get("sources", ())]
+    functions = [str(tool.get("function", "")).partition(":")[0] or None for tool in config.tools]
+    syntax = fingerprint_values(config.call_format)
+    prompts = [
+        prompt_file(config.prompts, tool).read_text(encoding="utf-8", errors="replace")
+        for tool in config.tool_names
+    ]
+    model = [model_fingerprint(config.model), config.model.dtype]
+    sources = _files([source.path for source in config.corpus.sources])
+    corpus = fingerprint_values(config.corpus)
+    licence = corpus.pop("licence")
+    own: dict[str, list[Any]] = {
+        "ingest": [corpus, sources, config.shards, config.seed, syntax, config.tool_names],
+        "sample": [fingerprint_values(config.sample), model, prompts, config.gain_floor],
+        "execute": [tools, _files(tool_files), _files(functions)],
+        "score": [fingerprint_values(config.score)],
+        "select": [fingerprint_values(config.select)],
+        "augment": [fingerprint_values(config.augment), licence],
+        "finetune": [fingerprint_values(config.finetune)],
+        "evaluate": [fingerprint_values(config.evaluate), _files(config.evaluate.questions)],
+    }
+    # the plain losses of `sample` use the weights of `score`
+    own["sample"] += [config.score.horizon, config.score.tail]
+    found: dict[str, str] = {}
+    before = ""
+    for name in STAGE_NAMES:
+        before = found[name] = _hash(name, before, own[name])
+    return found
+
+
+def to_dict_of(tool: Any) -> dict[str, Any]:
+    """A tool's settings as plain values."""
+    return dict(tool)
+
+
+# -- a run ------------------------------------------------------------------------------------------
+
+
+def check(config: Config) -> None:
+    """Refuse settings that would only fail later: tools, prompts, device."""
+    for index, tool in enumerate(config.tools):
+        parse_tool_config(tool, f"tools.{index}")
+    for tool in config.tool_names:
+        load_prompt(config.prompts, tool, config.call_format.syntax)
+    pick_device(config.model.device)
+
+
+def plan(config: Config, folder: RunFolder, first: str | None, last: str | None) -> Plan:
+    """Work out what there is to do between two stages; raises ConfigError for a wrong folder."""
+    before = saved_config(folder)
+    if before is not None and before.name != config.name:
+        raise ConfigError(
+            f"{folder.path}: holds the run {before.name!r}, this configuration is "
+            f"{config.name!r}; give another --run-dir (nothing was changed)"
+        )
+    wanted = fingerprints(config)
+    start = STAGE_NAMES.index(first) if first else 0
+    end = STAGE_NAMES.index(last) + 1 if last else len(STAGE_NAMES)
+    todo, stale = [], []
+    for name in STAGE_NAMES[:end]:
+        complete, outdated = _state(config, folder, name, wanted[name])
+        if outdated:
+            stale.append(name)
+        if complete:
+            continue
+        if STAGE_NAMES.index(name) < start:
+            raise WorkError(
+                f"`{name}` is not done in {folder.path} for this configuration; "
+                f"run it first (callsieve run CONFIG --run-dir {folder.path})"
+            )
+        todo.append(name)
+    changed = _changes(before, config) if before is not None else []
+    return Plan(tuple(todo), tuple(stale), tuple(changed))
+
+
+def _state(config: Config, folder: RunFolder, stage: str, wanted: str) -> tuple[bool, bool]:
+    """(all of it is done, some of it belongs to other settings)."""
+    if stage not in SHARD_FOLDERS:
+        marker = read_json(folder.stage_marker(stage))
+        done = marker is not None and marker.get("fingerprint") == wanted
+        return done, marker is not None and not done
+    markers = [folder.read_marker(stage, *part) for part in folder.parts(stage)]
+    outdated = any(marker and marker.get("fingerprint") != wanted for marker in markers)
+    done = all(folder.done(stage, i, config.shards, wanted) for i in range(config.shards))
+    return done and not outdated, outdated
+
+
+def saved_config(folder: RunFolder) -> Config | None:
+    """The configuration that a run folder was last used with."""
+    path = folder.path / "config.yaml"
+    if not path.is_file():
+        return None
+    try:
+        return parse_config(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+    except (yaml.YAMLError, ConfigError):
+        log.warning("%s: written by another version; everything is checked again", path)
+        return None
+
+
+def _changes(before: Config, now: Config) -> list[str]:
+    """`section.key: old -> new` for every value that differs."""
+
+    def flat(value: Any, prefix: str) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {
+                k: v
+                for key, item in value.items()
+                for k, v in flat(item, f"{prefix}.{key}" if prefix else str(key)).items()
+            }
+        return {prefix: value}
+
+    old, new = flat(to_dict(before), ""), flat(to_dict(now), "")
+    return [
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def run(
+    config: Config,
+    folder: RunFolder,
+    *,
+    first: str | None = None,
+    last: str | None = None,
+    shards: Shards = (0, 1),
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> Plan:
+    """Run the stages that are not done yet; says first what a changed configuration makes stale."""
+    check(config)
+    todo = plan(config, folder, first, last)
+    _announce(todo, folder, say)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with _alone(folder, shared=shards[1] > 1):
+        write_text(folder.path / "config.yaml", dump_config(config))
+        _write_manifest(config, folder)
+        wanted = fingerprints(config)
+        context = Context(config, folder, "", "")
+        with closing_resources(context):
+            for name, work in STAGES:
+                if name not in todo.todo:
+                    continue
+                if shards[1] > 1 and name not in ("sample", "execute", "score"):
+                    say(f"{name}: not a stage for --shards; run it once, without the option")
+                    break
+                _begin(context, name, wanted[name], fresh=shards[1] == 1)
+                if shards[1] > 1 and name == "score":
+                    _need_all(context, "execute", wanted["execute"])
+                began = time.monotonic()
+                say(f"{name} ...")
+                work(context, shards)
+                seconds = time.monotonic() - began
+                write_json(folder.path / "funnel.json", build_funnel(folder))
+                folder.log("stage", stage=name, seconds=round(seconds, 3))
+                say(f"{name} done in {seconds:.1f} s")
+            if todo.todo and shards[1] == 1:
+                write_report(folder)
+    return todo
+
+
+def _announce(todo: Plan, folder: RunFolder, say: Callable[[str], None]) -> None:
+    if todo.stale:
+        for change in todo.changed:
+            say(f"changed: {change}")
+        say(f"stale, will be redone: {', '.join(todo.stale)}")
+    if not todo.todo:
+        say(f"{folder.path}: everything is done")
+
+
+def _begin(context: Context, stage: str, fingerprint: str, fresh: bool) -> None:
+    """Point the context at a stage and clear what other settings left of it."""
+    context.stage, context.fingerprint = stage, fingerprint
+    context.take_counts()
+    config, folder = context.config, context.folder
+    complete, outdated = _state(config, folder, stage, fingerprint)
+    if outdated and not complete and fresh:
+        folder.clear(stage)
+
+
+def _need_all(context: Context, stage: str, fingerprint: str) -> None:
+    config, folder = context.config, context.folder
+    missing = [
+        i for i in range(config.shards) if not folder.done(stage, i, config.shards, fingerprint)
+    ]
+    if missing:
+        raise WorkError(
+            f"`{stage}` still lacks shards {missing}: `score` draws its null results from all of "
+            "them; run this command again when the others are done"
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: RunFolder, shared: bool) -> Iterator[None]:
+    """One whole run at a time in a folder (shard processes share it among themselves)."""
+    with (folder.path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            raise WorkError(f"{folder.path}: another command is running in this folder") from None
+        yield
+
+
+def _write_manifest(config: Config, folder: RunFolder) -> None:
+    import accelerate
+    import datasets
+    import numpy
+    import torch
+    import transformers
+
+    device = pick_device(config.model.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    libraries = (torch, transformers, datasets, accelerate, numpy)
+    write_json(
+        folder.path / "manifest.json",
+        {
+            "callsieve": __version__,
+            "git_revision": _git_revision(),
+            "python": platform.python_version(),
+            **{library.__name__: library.__version__ for library in libraries},
+            "model": config.model.path,
+            "model_fingerprint": model_fingerprint(config.model),
+            "tokenizer_fingerprint": model_fingerprint(config.model),
+            "seed": config.seed,
+            "device": f"{device} {name}".strip(),
+            "dtype": config.model.dtype,
+            "fingerprints": fingerprints(config),
+        },
+    )
+
+
+def _git_revision() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

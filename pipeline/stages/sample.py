@@ -1,0 +1,206 @@
+"""Stage `sample`: documents -> candidate calls (method, section 2).
+
+    callsieve sample CONFIG --run-dir RUN
+
+Covered: positions from one pass, lossless pruning by L_i(eps), m samples per position over shared
+keys, equal calls merged. Not covered: running the calls (stage `execute`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pipeline.context import Context
+from pipeline.lm.forward import Budget, LanguageModel
+from pipeline.lm.loss import loss_weights, plain_losses
+from pipeline.lm.prompts import load_prompt
+from pipeline.lm.sampling import (
+    DocumentBatch,
+    PromptKeys,
+    Row,
+    Sampled,
+    Settings,
+    choose_positions,
+    encode_prompt,
+    read_positions,
+    sample_rows,
+)
+from pipeline.lm.shared_prefix import fits
+from pipeline.lm.tokens import EncodedDocument, context_token, encode_document, open_token
+from pipeline.records import Candidate, Document, call_id
+
+log = logging.getLogger(__name__)
+
+
+def run(documents: list[Document], context: Context) -> Iterator[Candidate]:
+    """Sample the candidates of one shard, tool by tool, in order of document and position."""
+    lm, config = context.language_model(), context.config
+    encoded = [EncodedDocument(d.doc_id, *encode_document(lm.tokenizer, d.text)) for d in documents]
+    used = [n for n, d in enumerate(documents) if d.tools and encoded[n].ids]
+    weights = loss_weights(config.score.horizon)
+    budget = context.resources.setdefault("budget", Budget(config.sample.token_budget))
+    plain = dict(
+        zip(
+            used,
+            plain_losses(
+                lm,
+                context_token(lm.tokenizer),
+                [encoded[n].ids for n in used],
+                weights,
+                config.score.tail,
+                budget,
+            ),
+            strict=True,
+        )
+    )
+    with context.progress(sum(len(d.tools) for d in documents), "documents") as bar:
+        for tool in config.tool_names:
+            own = [n for n in used if tool in documents[n].tools]
+            context.count(tool, "documents", len(own))
+            yield from _sample_tool(tool, own, documents, encoded, plain, context, bar.update)
+
+
+def _sample_tool(
+    tool: str,
+    own: list[int],
+    documents: list[Document],
+    encoded: list[EncodedDocument],
+    plain: dict[int, torch.Tensor],
+    context: Context,
+    on_done: Callable[[int], object],
+) -> Iterator[Candidate]:
+    lm, config = context.language_model(), context.config
+    prompt = _prompt_keys(tool, context)
+    settings = Settings(
+        config.seed,
+        config.sample.temperature,
+        config.sample.max_new_tokens,
+        config.sample.max_rows,
+        config.sample.token_budget,
+        config.call_format.syntax,
+    )
+    lengths = [len(prompt.around(encoded[n].ids)) for n in own]
+
+    def work(indices: list[int]) -> list[tuple[int, list[Candidate]]]:
+        numbers = [own[i] for i in indices]
+        batch = read_positions(lm, prompt, [encoded[n] for n in numbers], settings.syntax)
+        rows = []
+        for doc, n in enumerate(numbers):
+            chosen = _positions(tool, batch.p_api[doc], encoded[n], plain[n], context)
+            _, _, m = config.sample.of(tool)
+            rows += [Row(doc, i, s) for i in chosen for s in range(m)]
+        sampled = _draw(lm, prompt, batch, rows, settings, context)
+        on_done(len(numbers))
+        return [
+            (n, _candidates(tool, n, doc, sampled, documents, encoded, plain, batch, context))
+            for doc, n in enumerate(numbers)
+        ]
+
+    found: dict[int, list[Candidate]] = {}
+    for group in context.resources["budget"].run(lengths, work):
+        found.update(group)
+    for n in own:
+        yield from found[n]
+
+
+def _prompt_keys(tool: str, context: Context) -> PromptKeys:
+    """The demonstrations' keys of a tool, computed once per process."""
+    name = f"prompt:{tool}"
+    if name not in context.resources:
+        lm, config = context.language_model(), context.config
+        if "shared" not in context.resources:
+            context.resources["shared"] = fits(lm)
+            if not context.resources["shared"]:
+                log.warning(
+                    "%s: its attention cannot share keys between rows; sampling computes every "
+                    "context whole, which gives the same calls many times slower",
+                    type(lm.model).__name__,
+                )
+        prompt = load_prompt(config.prompts, tool, config.call_format.syntax)
+        context.resources[name] = encode_prompt(lm, prompt, context.resources["shared"])
+    keys: PromptKeys = context.resources[name]
+    return keys
+
+
+def _positions(
+    tool: str, p_api: torch.Tensor, document: EncodedDocument, plain: torch.Tensor, context: Context
+) -> list[int]:
+    """Top-k positions above tau_s, minus those where no call can reach the gain floor."""
+    lm, config = context.language_model(), context.config
+    tau_s, k, _ = config.sample.of(tool)
+    chosen = choose_positions(
+        p_api,
+        document,
+        tau_s,
+        k,
+        open_token(lm.tokenizer, config.call_format.syntax),
+        context_token(lm.tokenizer) is not None,
+        lambda what, n: context.count(tool, what, n),
+    )
+    if config.gain_floor is not None:
+        # gain <= L_i(eps): below the floor no call can ever be kept there (method, section 2)
+        able = [i for i in chosen if float(plain[i]) >= config.gain_floor]
+        context.count(tool, "pruned_position", len(chosen) - len(able))
+        chosen = able
+    context.count(tool, "sampled_positions", len(chosen))
+    return chosen
+
+
+def _draw(
+    lm: LanguageModel,
+    prompt: PromptKeys,
+    batch: DocumentBatch,
+    rows: list[Row],
+    settings: Settings,
+    context: Context,
+) -> list[Sampled]:
+    tool = prompt.prompt.tool
+    sampled = sample_rows(lm, prompt, batch, rows, settings) if rows else []
+    context.count(tool, "samples", len(sampled))
+    for item in sampled:
+        if item.reason is not None:
+            context.count(tool, item.reason)
+    return sampled
+
+
+def _candidates(
+    tool: str,
+    n: int,
+    doc: int,
+    sampled: list[Sampled],
+    documents: list[Document],
+    encoded: list[EncodedDocument],
+    plain: dict[int, torch.Tensor],
+    batch: DocumentBatch,
+    context: Context,
+) -> list[Candidate]:
+    """Merge equal calls of one document and make records of them."""
+    counts: dict[tuple[int, str], int] = {}
+    for item in sampled:
+        if item.row.doc == doc and item.arguments is not None:
+            place = (item.row.position, item.arguments)
+            counts[place] = counts.get(place, 0) + 1
+    context.count(tool, "merged", sum(counts.values()) - len(counts))
+    context.count(tool, "candidates", len(counts))
+    rows: list[dict[str, Any]] = []
+    for (i, arguments), times in sorted(counts.items()):
+        start = encoded[n].char_starts[i]
+        doc_id = documents[n].doc_id
+        rows.append(
+            {
+                "call_id": call_id(doc_id, tool, start, arguments),
+                "doc_id": doc_id,
+                "tool": tool,
+                "char_start": start,
+                "token_index": i,
+                "arguments": arguments,
+                "sample_count": times,
+                "p_api": float(batch.p_api[doc][i]),
+                "loss_none": float(plain[n][i]),
+            }
+        )
+    return [Candidate(**row) for row in rows]
