@@ -8,6 +8,7 @@ stage before it, so a changed value makes exactly the stages that depend on it s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import glob
 import hashlib
@@ -59,7 +60,7 @@ class Plan:
     changed: tuple[str, ...]
 
 
-# -- one shard of each stage ------------------------------------------------------------------------
+# -- one shard of each stage ---------------------------------------------------------------------
 
 
 def _documents(context: Context, index: int) -> list[Document]:
@@ -174,7 +175,7 @@ def _brief(marker: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": marker["seconds"]}
 
 
-# -- fingerprints -----------------------------------------------------------------------------------
+# -- fingerprints --------------------------------------------------------------------------------
 
 
 def _hash(*values: Any) -> str:
@@ -194,9 +195,9 @@ def _files(patterns: Sequence[str | None]) -> list[tuple[str, int, int]]:
 
 def fingerprints(config: Config) -> dict[str, str]:
     """The fingerprint of every stage under this configuration."""
-    tools = [to_dict_of(tool) for tool in config.tools]
-    tool_files = [str(p) for tool in config.tools for p in tool.get("sources", ())]
-    functions = [str(tool.get("function", "")).partition(":")[0] or None for tool in config.tools]
+    tools = [dataclasses.asdict(parse_tool_config(tool)) for tool in config.tools]
+    tool_files = [str(path) for tool in tools for path in tool.get("sources", ())]
+    functions = [str(tool.get("function", "")).partition(":")[0] or None for tool in tools]
     syntax = fingerprint_values(config.call_format)
     prompts = [
         prompt_file(config.prompts, tool).read_text(encoding="utf-8", errors="replace")
@@ -225,12 +226,7 @@ def fingerprints(config: Config) -> dict[str, str]:
     return found
 
 
-def to_dict_of(tool: Any) -> dict[str, Any]:
-    """A tool's settings as plain values."""
-    return dict(tool)
-
-
-# -- a run ------------------------------------------------------------------------------------------
+# -- a run ---------------------------------------------------------------------------------------
 
 
 def check(config: Config) -> None:

@@ -1,0 +1,424 @@
+"""The command `callsieve`: one command per verb; nothing but parsing and printing.
+
+Exit codes: 0 done; 1 the work failed (the same command continues); 2 wrong usage or configuration;
+130 interrupted. Results go to stdout, progress and messages to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.errors import ConfigError, WorkError
+
+STAGES = ("ingest", "sample", "execute", "score", "select", "augment", "finetune", "evaluate")
+_ABOUT = {
+    "ingest": "read the corpus into documents (files, globs, Hugging Face data sets)",
+    "sample": "sample candidate calls at the positions where the model would call a tool",
+    "execute": "run the candidate calls with the real tools",
+    "score": "compute the weighted losses and the gain of every executed call",
+    "select": "keep the calls that pass the threshold and the rules (seconds; no model)",
+    "augment": "write the data set: texts with their surviving calls",
+    "finetune": "fine-tune the model on it, and its control on the same texts without calls",
+    "evaluate": "compare the four arms on questions with live calls, and on perplexity",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    try:
+        if rest and not getattr(args, "overrides", False):
+            parser.error(f"unrecognised arguments: {' '.join(rest)}")
+        args.rest = rest
+        return int(args.run(args) or 0)
+    except ConfigError as error:
+        print(f"callsieve: {error}", file=sys.stderr)
+        return 2
+    except WorkError as error:
+        print(f"callsieve: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(
+            f"callsieve: {error}. What is finished is kept; mend this and run the same command "
+            "again to continue.",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "\ncallsieve: interrupted; finished shards are kept, the same command continues",
+            file=sys.stderr,
+        )
+        return 130
+
+
+# -- parsing -------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="callsieve",
+        description="A language model teaches itself when a tool helps (Toolformer, end to end).",
+        epilog="Start with: callsieve run configs/quickstart.yaml",
+    )
+    parser.add_argument("--version", action="version", version=f"callsieve {__version__}")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = _add(verbs, "run", _run, "run all stages; continues where it stopped")
+    run.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
+    run.add_argument("--run-dir", type=Path, help="where the run is kept (default: runs/NAME)")
+    run.add_argument("--until", choices=STAGES, help="stop after this stage")
+    run.add_argument("--from", dest="first", choices=STAGES, help="start at this stage")
+    _add_shards(run)
+    _takes_overrides(run)
+    for stage in STAGES:
+        one = _add(verbs, stage, _stage, _ABOUT[stage])
+        one.add_argument("config")
+        one.add_argument("--run-dir", type=Path, required=True)
+        if stage in ("sample", "execute", "score"):
+            _add_shards(one)
+        if stage == "evaluate":
+            one.add_argument("--json", action="store_true", help="print the results as JSON")
+        one.set_defaults(stage=stage)
+        _takes_overrides(one)
+
+    status = _add(verbs, "status", _status, "stages, shards done, rows, time, estimate")
+    status.add_argument("run_dir", type=Path)
+    _json(status)
+    show = _add(verbs, "show", _show, "calls in their context with all losses")
+    show.add_argument("run_dir", type=Path)
+    show.add_argument("--tool", help="only this tool")
+    show.add_argument("--reason", help="only calls with this reason, e.g. kept, lookahead_leak")
+    show.add_argument("--sort", default="gain", help="column to sort by, largest first")
+    show.add_argument("-n", type=int, default=10, help="how many")
+    show.add_argument("--call", help="one call by its id (or the start of it)")
+    _json(show)
+    report = _add(verbs, "report", _report, "write report.html again")
+    report.add_argument("run_dir", type=Path)
+    export = _add(verbs, "export", _export, "write the augmented texts in another form")
+    export.add_argument("run_dir", type=Path)
+    export.add_argument("--format", required=True)
+    export.add_argument("--output", "-o", type=Path, help="file (default: in the run folder)")
+    diff = _add(verbs, "diff", _diff, "what two runs keep differently, and which settings differ")
+    diff.add_argument("run_a", type=Path)
+    diff.add_argument("run_b", type=Path)
+    _json(diff)
+
+    _tools_parser(verbs)
+    _agent_parser(verbs)
+    generate = _add(verbs, "generate", _generate, "continue a text with live calls")
+    generate.add_argument("model", help="a tuned model, e.g. runs/quickstart/07-model")
+    generate.add_argument("prompt")
+    generate.add_argument("--tools", help="comma-separated (default: those of the checkpoint)")
+    generate.add_argument("--config", help="take the tools' settings from this configuration")
+    generate.add_argument("--date", help="the date of today for Calendar, ISO")
+    generate.add_argument("--max-new-tokens", type=int, default=48)
+    generate.add_argument(
+        "--call-k", type=int, help="a call starts when [ is among the k likeliest"
+    )
+    generate.add_argument("--max-calls", type=int, default=1)
+    generate.add_argument("--no-calls", action="store_true", help="never start a call")
+    _json(generate)
+    bench = _add(verbs, "bench", _bench, "measure our paths against baselines, in one run")
+    bench.add_argument("name", choices=("ingest", "sample", "score", "train", "agent"))
+    bench.add_argument("--model", default=".cache/models/SmolLM2-135M-Instruct")
+    bench.add_argument("--pairs", type=int, default=5, help="interleaved pairs per baseline")
+    bench.add_argument("--documents", type=int, help="how many documents a pair works on")
+    bench.add_argument("--tokens", type=int, help="tokens per document")
+    _json(bench)
+    return parser
+
+
+def _tools_parser(verbs: Any) -> None:
+    tools = verbs.add_parser("tools", help="the catalogue: list, call, serve").add_subparsers(
+        metavar="WHAT", required=True
+    )
+    listing = _add(tools, "list", _tools_list, "what there is, with arguments and descriptions")
+    call = _add(tools, "call", _tools_call, "run one call, as the pipeline would")
+    call.add_argument("name", help="e.g. Calculator (any case)")
+    call.add_argument("arguments", help="the text between the brackets, or a JSON object")
+    call.add_argument("--date", help="the document's date, ISO")
+    serve = _add(tools, "serve", _tools_serve, "offer the tools over MCP (stdio, or HTTP)")
+    serve.add_argument("--http", type=int, metavar="PORT", help="on the loopback, this port")
+    for parser in (listing, call, serve):
+        parser.add_argument("--config", help="take the tools from this configuration")
+    _json(listing)
+    _json(call)
+
+
+def _agent_parser(verbs: Any) -> None:
+    agent = verbs.add_parser("agent", help="the agent loop: run, demo, parse").add_subparsers(
+        metavar="WHAT", required=True
+    )
+    run = _add(agent, "run", _agent_run, "answer a question in the loop, shown as it happens")
+    run.add_argument("model", help="a model folder or hub id, or an http(s) address of an endpoint")
+    run.add_argument("question")
+    run.add_argument("--protocol", choices=("react", "inline", "chat"), default="react")
+    run.add_argument("--strategy", default=None, help="e.g. react, act, cot, standard")
+    run.add_argument("--tools", help="comma-separated (default: Calculator, Calendar, WikiSearch)")
+    run.add_argument("--config", help="take the tools' settings from this configuration")
+    run.add_argument("--max-steps", type=int, default=7)
+    run.add_argument("--date", help="the date of today for Calendar, ISO")
+    run.add_argument("--trace", type=Path, help="write the trace as JSONL")
+    _json(run)
+    demo = _add(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
+    demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
+    _json(demo)
+    parse = _add(agent, "parse", _agent_parse, "read a turn from standard input, print how")
+    parse.add_argument("--protocol", choices=("react", "inline", "chat"), required=True)
+    _json(parse)
+
+
+def _add(verbs: Any, name: str, run: Callable[[Any], int | None], about: str) -> Any:
+    parser = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _json(parser: Any) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _takes_overrides(parser: Any) -> None:
+    parser.set_defaults(overrides=True)
+    parser.epilog = "Any value of the configuration can be given as --section.key VALUE."
+
+
+def _add_shards(parser: Any) -> None:
+    parser.add_argument(
+        "--shards",
+        type=_shards,
+        default=(0, 1),
+        metavar="i/n",
+        help="only the shards whose number is i modulo n, i from 0 (for job arrays)",
+    )
+
+
+def _shards(text: str) -> tuple[int, int]:
+    try:
+        i, n = (int(part) for part in text.split("/"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form i/n, e.g. 0/4") from None
+    if not 0 <= i < n:
+        raise argparse.ArgumentTypeError(f"{text!r}: i goes from 0 to n-1")
+    return i, n
+
+
+def _overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
+    """Read `--section.key value` and `--section.key=value`."""
+    found, waiting = [], list(rest)
+    while waiting:
+        item = waiting.pop(0)
+        if not item.startswith("--"):
+            raise ConfigError(f"unrecognised argument {item!r}; values go as --section.key VALUE")
+        key, equals, value = item[2:].partition("=")
+        if not equals:
+            if not waiting:
+                raise ConfigError(f"{item}: the value is missing")
+            value = waiting.pop(0)
+        found.append((key, value))
+    return found
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+
+
+# -- the pipeline --------------------------------------------------------------------------------
+
+
+def _load(args: Any) -> tuple[Any, Any]:
+    from pipeline.config import load_config
+    from pipeline.shards import RunFolder
+
+    config = load_config(args.config, _overrides(args.rest))
+    return config, RunFolder(args.run_dir or Path("runs") / config.name)
+
+
+def _run(args: Any) -> int:
+    from pipeline import runner
+
+    config, folder = _load(args)
+    if args.first and args.until and STAGES.index(args.first) > STAGES.index(args.until):
+        raise ConfigError(f"--from {args.first} comes after --until {args.until}")
+    runner.run(config, folder, first=args.first, last=args.until, shards=args.shards)
+    _summary(folder)
+    return 0
+
+
+def _stage(args: Any) -> int:
+    from pipeline import runner
+
+    config, folder = _load(args)
+    shards = getattr(args, "shards", (0, 1))
+    runner.run(config, folder, first=args.stage, last=args.stage, shards=shards)
+    if getattr(args, "json", False):
+        from pipeline.shards import read_json
+
+        _print_json(read_json(folder.stage("evaluate") / "results.json"))
+    return 0
+
+
+def _summary(folder: Any) -> None:
+    """What a run ends with: funnel, best calls, near misses, the four arms, the report."""
+    from pipeline.report.summary import print_summary
+
+    print_summary(folder)
+
+
+def _existing(path: Path) -> Any:
+    from pipeline.shards import RunFolder
+
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(f"{path}: not a run folder (it holds no config.yaml)")
+    return RunFolder(path)
+
+
+def _status(args: Any) -> None:
+    from pipeline.report.status import status_document
+    from pipeline.report.terminal import print_status
+
+    document = status_document(_existing(args.run_dir))
+    _print_json(document) if args.json else print_status(document)
+
+
+def _show(args: Any) -> None:
+    from pipeline.report.rows import show_rows
+    from pipeline.report.terminal import print_calls
+
+    rows = show_rows(
+        _existing(args.run_dir),
+        tool=args.tool,
+        reason=args.reason,
+        sort=args.sort,
+        n=args.n,
+        call=args.call,
+    )
+    _print_json(rows) if args.json else print_calls(rows)
+
+
+def _report(args: Any) -> None:
+    from pipeline.report.page import write_report
+
+    print(write_report(_existing(args.run_dir)))
+
+
+def _export(args: Any) -> None:
+    from pipeline.report.export import export_run
+
+    print(export_run(_existing(args.run_dir), args.format, args.output))
+
+
+def _diff(args: Any) -> None:
+    from pipeline.report.diff import diff_runs, print_diff
+
+    document = diff_runs(_existing(args.run_a), _existing(args.run_b))
+    _print_json(document) if args.json else print_diff(document)
+
+
+# -- tools, agent, generation, bench -------------------------------------------------------------
+
+
+def _tool_list(config: str | None, names: str | None = None) -> list[Any]:
+    """The tools of a configuration, or those that need no settings."""
+    from pipeline.config import load_config
+    from pipeline.tools.catalogue import build_tools
+
+    if config is not None:
+        entries: list[Any] = list(load_config(config).tools)
+    else:
+        entries = [{"name": name} for name in ("Calculator", "Calendar", "WikiSearch")]
+    if names:
+        wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
+        known = {str(entry["name"]).lower(): entry for entry in entries}
+        entries = [known.get(name, {"name": name}) for name in wanted]
+    return build_tools(entries)
+
+
+def _tools_list(args: Any) -> None:
+    from pipeline.report.catalogue import print_tools, tools_document
+
+    document = tools_document(_tool_list(args.config))
+    _print_json(document) if args.json else print_tools(document)
+
+
+def _tools_call(args: Any) -> int:
+    from pipeline.tools.executor import Executor
+
+    arguments: Any = args.arguments
+    if arguments.lstrip().startswith("{"):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the arguments are not JSON: {error}") from None
+    with Executor(_tool_list(args.config, args.name if not args.config else None)) as executor:
+        done = executor.execute(args.name, arguments, {"date": args.date, "doc_id": ""})
+    if args.json:
+        _print_json({"result": done.result, "error_kind": done.error_kind, "error": done.error})
+        return 0
+    if done.error_kind is not None:
+        raise WorkError(f"{done.error_kind}: {done.error}")
+    print(done.result)
+    return 0
+
+
+def _tools_serve(args: Any) -> None:
+    from pipeline.tools.serve import serve
+
+    serve(_tool_list(args.config), args.http)
+
+
+def _agent_run(args: Any) -> int:
+    from pipeline.agent.command import run_question
+
+    return run_question(args, _tool_list(args.config, args.tools))
+
+
+def _agent_demo(args: Any) -> None:
+    from rich.console import Console
+
+    from pipeline.agent.demos import demo_lines, run_demo
+
+    outcome = run_demo(args.name)
+    if args.json:
+        _print_json(outcome)
+        return
+    for line in demo_lines(outcome):
+        Console().print(line)
+
+
+def _agent_parse(args: Any) -> None:
+    from pipeline.agent.parse import parse_turn
+
+    _print_json(parse_turn(args.protocol, sys.stdin.read()))
+
+
+def _generate(args: Any) -> None:
+    from pipeline.lm.live import generate_command
+
+    generate_command(args, lambda names: _tool_list(args.config, names))
+
+
+def _bench(args: Any) -> None:
+    from pipeline.bench import print_bench, run_bench
+
+    document = run_bench(args.name, args.model, args.pairs, args.documents, args.tokens)
+    _print_json(document) if args.json else print_bench(document)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
