@@ -41,7 +41,7 @@ class Episode:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.task, self.settings, self.sink, self.clock = task, settings, sink, clock
-        self.tools = task.tools or tools
+        self.tools = task.tools() if task.tools is not None else tools
         self.module = protocol_named(settings.protocol)
         self.specs = () if settings.tool_choice == "none" else tuple(self.tools.specs)
         self.names = [spec.name for spec in self.specs]
@@ -101,7 +101,7 @@ class Episode:
             prefix=self._prefix(),
             max_new_tokens=self.settings.max_new_tokens,
             temperature=self.settings.temperature,
-            seed=self.task.seed,
+            seed=self.task.seed * 1009 + self.step,
             step=self.step,
             task_id=self.task.task_id,
         )

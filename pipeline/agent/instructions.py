@@ -24,6 +24,13 @@ def load_instructions(name: str) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
+def instructions_for(kind: str, family: str = "", version: str = "v1") -> str:
+    """Read `FAMILY-KIND-VERSION`, or `KIND-VERSION` when the family has no file of that kind."""
+    special = f"{family}-{kind}-{version}"
+    own = bool(family) and (FOLDER / f"{special}.md").is_file()
+    return load_instructions(special if own else f"{kind}-{version}")
+
+
 def catalogue_text(specs: Sequence[ToolSpec], protocol: str) -> str:
     """Describe the tools in words, one a line, in the form in which the protocol calls them."""
     lines = []

@@ -109,7 +109,10 @@ class Generation(Protocol):
 
 
 class Generator(Protocol):
-    """A batched generation engine; greedy at temperature 0, rows are independent draws."""
+    """A batched generation engine: greedy at temperature 0, else every row is a draw of its own.
+
+    Two equal prompts of one call must get different draws; `seed` makes a call repeatable.
+    """
 
     def generate(
         self,
@@ -146,10 +149,11 @@ class LocalPolicy:
             if isinstance(prompt, PolicyError):
                 replies[index] = prompt
                 continue
-            how = (request.stop, request.max_new_tokens, request.temperature, request.seed)
+            how = (request.stop, request.max_new_tokens, request.temperature)
             groups.setdefault(how, []).append((index, prompt))
-        for (stop, length, temperature, seed), rows in groups.items():
+        for (stop, length, temperature), rows in groups.items():
             prompts = [prompt for _, prompt in rows]
+            seed = requests[rows[0][0]].seed
             made = self.generator.generate(prompts, stop, length, temperature, seed)
             for (index, _), generation in zip(rows, made, strict=True):
                 replies[index] = _reply(requests[index], generation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from pipeline.agent.turns import Message
 class Task:
     """One question. `memory` holds lessons of earlier trials, shown before the question.
 
-    `document` is handed to the tools (`date` as ISO or None, `doc_id`); `tools` overrides the
-    toolbox of the run, for environments that keep a state.
+    `document` is handed to the tools (`date` as ISO or None, `doc_id`). `tools` makes the toolbox
+    of one run, for environments that keep a state; it overrides the common one.
     """
 
     question: str
@@ -27,7 +27,7 @@ class Task:
     memory: tuple[str, ...] = ()
     seed: int = 0
     document: Mapping[str, Any] = field(default_factory=dict)
-    tools: Toolbox | None = None
+    tools: Callable[[], Toolbox] | None = None
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def test_episodes_do_not_share_the_open_page():
             return "Action: Lookup[lake]"
         return f"Finish[{request.messages[-1].content}]"
 
-    first, second = run_episodes(tasks, ScriptedPolicy(policy), tasks[0].tools)
+    first, second = run_episodes(tasks, ScriptedPolicy(policy), Encyclopedia({}).tools())
     assert first.answer == "(Result 1 / 1) A town at the lake."
     assert second.answer == "(Result 1 / 1) The lake is deep."
 

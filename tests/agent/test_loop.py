@@ -252,8 +252,8 @@ def test_a_tool_that_raises_is_an_observation_and_the_traceback_goes_to_the_log(
 def test_a_tool_that_hangs_is_given_up_and_the_others_are_unharmed():
     slow = Probe("slow", lambda x, n: time.sleep(30) or "late", timeout_s=0.1)
     tasks = [
-        Task("q", "hangs", tools=EnvironmentTools([slow])),
-        Task("q", "works", tools=EnvironmentTools([echo("slow")])),
+        Task("q", "hangs", tools=lambda: EnvironmentTools([slow])),
+        Task("q", "works", tools=lambda: EnvironmentTools([echo("slow")])),
     ]
     policy = ScriptedPolicy(["Action: slow[1]", "Finish[x]"])
     begin = time.monotonic()

@@ -208,7 +208,7 @@ class Engine:
 def test_local_policy_batches_what_decodes_alike_and_keeps_the_order():
     engine = Engine(lambda prompt: f" {prompt.splitlines()[0][-1]}")
     requests = [
-        Request((Message("user", f"Question: {n}"),), temperature=0.7 if n % 2 else 0.0, seed=n % 2)
+        Request((Message("user", f"Question: {n}"),), temperature=0.7 if n % 2 else 0.0, seed=n)
         for n in range(6)
     ]
     replies = LocalPolicy(engine).ask(requests)

@@ -72,8 +72,7 @@ class Encyclopedia:
 def make_tasks(questions: Sequence[Question], encyclopedia: Encyclopedia) -> list[Task]:
     """Make one task per question, each with tools of its own."""
     return [
-        Task(q.text, q.question_id, heading=q.heading, tools=encyclopedia.tools())
-        for q in questions
+        Task(q.text, q.question_id, heading=q.heading, tools=encyclopedia.tools) for q in questions
     ]
 
 

@@ -1,0 +1,175 @@
+"""Why runs ended, and where to look first; and right runs as training text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.agent import chat
+from pipeline.agent.limits import EXIT_REASONS
+from pipeline.agent.parse import protocol_named
+from pipeline.agent.strategies import StrategyResult
+from pipeline.agent.tasks import EpisodeResult
+from pipeline.agent.turns import Message
+from pipeline.records import stable_hash
+
+MANY = 0.2  # share of the runs from which an exit reason is worth a sentence
+FEW_STEPS = 3  # a token budget used up within so many steps was used up by results
+MOSTLY = 0.6  # share of calls to one tool from which a run counts as repeating it
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All runs of one arm in figures; shares are of `n`."""
+
+    n: int
+    exit_reasons: dict[str, int]
+    mean_steps: float
+    mean_tokens: float
+    calls: dict[str, int]
+    errors: dict[str, dict[str, int]]
+    flags: dict[str, int]
+    diagnosis: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        return {**vars(self), "diagnosis": list(self.diagnosis)}
+
+
+def summarise(runs: Sequence[EpisodeResult]) -> Summary:
+    """Add up exit reasons, steps, tokens, calls and errors per tool, and say where to look."""
+    reasons = Counter(run.exit_reason for run in runs)
+    errors: dict[str, Counter[str]] = {}
+    for run in runs:
+        for tool, kinds in run.errors.items():
+            errors.setdefault(tool, Counter()).update(kinds)
+    count = max(len(runs), 1)
+    return Summary(
+        n=len(runs),
+        exit_reasons={reason: reasons[reason] for reason in EXIT_REASONS if reasons[reason]},
+        mean_steps=sum(run.steps for run in runs) / count,
+        mean_tokens=sum(run.tokens for run in runs) / count,
+        calls=dict(sum((Counter(run.calls) for run in runs), Counter())),
+        errors={tool: dict(kinds) for tool, kinds in sorted(errors.items())},
+        flags=dict(sum((Counter(run.flags) for run in runs), Counter())),
+        diagnosis=tuple(diagnose(runs)),
+    )
+
+
+def diagnose(runs: Sequence[EpisodeResult]) -> list[str]:
+    """Write one sentence per exit reason that many runs share: what it points at."""
+    by_reason: dict[str, list[EpisodeResult]] = {}
+    for run in runs:
+        by_reason.setdefault(run.exit_reason, []).append(run)
+    sentences = []
+    for reason in EXIT_REASONS:
+        ended = by_reason.get(reason, [])
+        if ended and len(ended) >= MANY * len(runs):
+            where = _where(reason, ended)
+            if where:
+                sentences.append(f"{len(ended)} of {len(runs)} runs ended as {reason}{where}")
+    return sentences
+
+
+def _where(reason: str, ended: Sequence[EpisodeResult]) -> str | None:
+    if reason == "max_steps":
+        tool = _repeated_tool(ended)
+        if tool:
+            return f", mostly calling {tool} again and again: look at what it returns"
+        return ", with different tools: look at the criterion for being done"
+    if reason == "token_budget":
+        steps = sum(run.steps for run in ended) / len(ended)
+        if steps <= FEW_STEPS:
+            return f" after {steps:.1f} steps on average: the tools return too much"
+        return f" after {steps:.1f} steps on average: raise the budget or lower the steps"
+    if reason == "guardrail":
+        named = ", ".join(run.task_id for run in ended[:5])
+        return f": read a sample of the blocked runs ({named})"
+    if reason == "parse_failures":
+        return f": the model does not keep to the form ({_most_common_flag(ended)})"
+    if reason == "model_error":
+        return f": look at the endpoint ({ended[0].detail})"
+    return _PLAIN.get(reason)
+
+
+_PLAIN = {
+    "time_budget": ": look at the infrastructure, not at the model",
+    "context_overflow": ": shorten what the tools return, or use a model with a longer context",
+    "repeated_action": ": the model does not use what it got; look at the observations",
+    "approval_rejected": ": the task needs calls that the approval policy refuses",
+    "handoff": ": look at what the agent hands over to people",
+    "unexpected_stop": ": the model stops without an answer; look at its last turns",
+    "tool_fatal": ": a tool's server is gone",
+    "cancelled": ": these runs were interrupted and say nothing",
+}
+
+
+def _repeated_tool(ended: Sequence[EpisodeResult]) -> str | None:
+    """Return the tool that most of these runs called most of the time."""
+    favourites: Counter[str] = Counter()
+    for run in ended:
+        calls = sum(run.calls.values())
+        tool, times = max(run.calls.items(), key=lambda item: item[1], default=("", 0))
+        if calls >= 2 and times >= MOSTLY * calls:
+            favourites[tool] += 1
+    tool, times = favourites.most_common(1)[0] if favourites else ("", 0)
+    return tool if times > len(ended) / 2 else None
+
+
+def _most_common_flag(ended: Sequence[EpisodeResult]) -> str:
+    flags: Counter[str] = sum((Counter(run.flags) for run in ended), Counter())
+    return ", ".join(flag for flag, _ in flags.most_common(2)) or "no flag"
+
+
+def traces_to_documents(
+    results: Iterable[StrategyResult | EpisodeResult], right: Iterable[bool], source: str = "traces"
+) -> list[dict[str, Any]]:
+    """Turn the runs that ended right into documents for training, duplicates once.
+
+    A document is the run as the model would continue it: question, turns, results. Instructions,
+    lessons of earlier trials, nudges, and anything an evaluator knows (gold answers, rewards) are
+    not in it. A run that was nudged, stopped or refused is left out: its text would teach the
+    mistake as well. The fields are those of `records.Document`.
+    """
+    documents: dict[str, dict[str, Any]] = {}
+    for result, is_right in zip(results, right, strict=True):
+        run = result.final if isinstance(result, StrategyResult) else result
+        if not is_right or not run.finished or any(m.kind == "nudge" for m in run.messages):
+            continue
+        text = trace_text(run)
+        doc_id = stable_hash(source, text)
+        documents[doc_id] = {
+            "doc_id": doc_id,
+            "text": text,
+            "date": None,
+            "url": None,
+            "source": source,
+            "tools": sorted(run.calls),
+        }
+    return list(documents.values())
+
+
+def trace_text(run: EpisodeResult) -> str:
+    """Write one run as text in the form of its protocol."""
+    protocol = str(run.events[0]["protocol"]) if run.events else "react"
+    state = [message for message in run.messages if message.role != "system"]
+    heading = "" if protocol in ("chat", "inline") else _heading(state[0].content)
+    question = f"{heading}{run.question}"
+    body = [Message("user", question), *state[1:]]
+    if protocol == "chat":
+        return "\n".join(_chat_line(message) for message in body)
+    return protocol_named(protocol).render(body).strip()
+
+
+def _heading(content: str) -> str:
+    """Return `Question: ` or `Claim: `, whatever stands before the question."""
+    last = content.rsplit("\n\n", 1)[-1]
+    return last.split(":", 1)[0] + ": "
+
+
+def _chat_line(message: Message) -> str:
+    if message.role == "tool":
+        return f"<tool_response>\n{message.content}\n</tool_response>"
+    return chat.assistant_text(message) if message.role == "assistant" else message.content
