@@ -27,12 +27,12 @@ class Step:
 
 STEPS = (
     Step("documents", "ingest", "documents", ("filtered",)),
-    Step("positions", "sample", "positions"),
+    Step("positions", "sample", "positions", ("opens_already",)),
     Step(
         "sampled_positions",
         "sample",
         "sampled_positions",
-        ("below_tau_s", "opens_already", "beyond_k", "pruned_position"),
+        ("below_tau_s", "beyond_k", "pruned_position"),
     ),
     Step("samples", "sample", "samples"),
     Step("candidates", "sample", "candidates", ("never_closed", "malformed", "merged")),

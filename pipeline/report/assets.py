@@ -1,0 +1,116 @@
+"""Style sheet and script of report.html; both are written into the page."""
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --page: #fbfbf9; --card: #ffffff; --text: #1d2327; --soft: #5b656d; --line: #dde1e4;
+  --blue: #2f6db3; --blue-soft: #9dbfe2; --orange: #b4500f; --green: #1c7a45; --red: #b3282d;
+  --kept: #e1f2e6; --left: #f3f1ea;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #15191c; --card: #1d2327; --text: #e4e8ea; --soft: #9aa6ae; --line: #37424a;
+    --blue: #6ea8e6; --blue-soft: #3c5f85; --orange: #f0934e; --green: #6fcf97; --red: #f07f83;
+    --kept: #1d3b2a; --left: #2b2f30;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; max-width: 70rem; padding: 1rem 1.25rem 4rem; background: var(--page);
+  color: var(--text); font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif;
+}
+h1 { font-size: 1.7rem; margin: .5rem 0 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; }
+h3 { font-size: 1.05rem; margin: 1.5rem 0 .5rem; }
+p { margin: .4rem 0; }
+.soft { color: var(--soft); }
+.tiles { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
+.tile, .call, .panel {
+  background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+  padding: .75rem 1rem;
+}
+.tile b { display: block; font-size: 1.5rem; line-height: 1.25; }
+.tile span { color: var(--soft); font-size: .875rem; }
+.panel { overflow-x: auto; margin-bottom: 1rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9375rem; }
+th, td { text-align: left; padding: .3rem .75rem .3rem 0; vertical-align: top; }
+th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); }
+td + td, th + th { padding-left: .25rem; }
+td.number, th.number {
+  text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap;
+}
+.meter { min-width: 6rem; width: 30%; }
+.meter div { height: .7rem; margin-top: .4rem; border-radius: .2rem; background: var(--blue-soft); }
+tr.last .meter div { background: var(--green); }
+tr.last td { font-weight: 600; }
+.histogram { width: 100%; min-width: 34rem; height: auto; display: block; }
+.bar { fill: var(--blue-soft); }
+.bar.over { fill: var(--green); }
+.null { fill: none; stroke: var(--orange); stroke-width: 2; }
+line.tau { stroke: var(--text); stroke-width: 1.5; stroke-dasharray: 4 3; }
+text.tau { fill: var(--text); font-size: 13px; font-weight: 600; }
+.grid { stroke: var(--line); stroke-width: 1; }
+.axis { fill: var(--soft); font-size: 12px; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; font-size: .875rem; }
+.legend i {
+  display: inline-block; width: .9rem; height: .7rem; margin-right: .4rem; border-radius: .15rem;
+}
+.legend .real { background: var(--blue-soft); }
+.legend .pass { background: var(--green); }
+.legend .chance { background: var(--orange); height: .2rem; vertical-align: middle; }
+.controls { display: flex; flex-wrap: wrap; gap: .75rem; align-items: end; margin-bottom: 1rem; }
+.controls label { display: grid; font-size: .8125rem; color: var(--soft); }
+select, input {
+  font: inherit; color: var(--text); background: var(--card); padding: .3rem .5rem;
+  border: 1px solid var(--line); border-radius: .35rem; max-width: 100%;
+}
+.call { margin-bottom: .75rem; overflow-wrap: anywhere; }
+.call[hidden] { display: none; }
+.call mark {
+  color: inherit; background: var(--left); border-radius: .25rem; padding: .05rem .25rem;
+  font-family: ui-monospace, SFMono-Regular, Consolas, monospace; font-size: .9em;
+}
+.call.kept mark { background: var(--kept); }
+.call .context { white-space: pre-line; }
+.facts { display: flex; flex-wrap: wrap; gap: .1rem 1rem; color: var(--soft); font-size: .875rem; }
+.facts b { color: var(--text); font-weight: 600; font-variant-numeric: tabular-nums; }
+.reason { font-weight: 600; color: var(--soft); }
+.kept .reason { color: var(--green); }
+.failed .reason { color: var(--red); }
+code, pre { font-family: ui-monospace, SFMono-Regular, Consolas, monospace; font-size: .875rem; }
+pre { overflow-x: auto; margin: .5rem 0; }
+summary { cursor: pointer; }
+:focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
+"""
+
+SCRIPT = """
+const tool = document.getElementById("tool");
+const reason = document.getElementById("reason");
+const words = document.getElementById("words");
+const shown = document.getElementById("shown");
+const calls = [...document.querySelectorAll(".call")];
+const fields = {tool, reason, words};
+function filter() {
+  const wanted = words.value.trim().toLowerCase();
+  let count = 0;
+  for (const call of calls) {
+    const fits = (!tool.value || call.dataset.tool === tool.value)
+      && (!reason.value || call.dataset.reason === reason.value)
+      && (!wanted || call.textContent.toLowerCase().includes(wanted));
+    call.hidden = !fits;
+    count += fits;
+  }
+  shown.textContent = count + " of " + calls.length + " calls on this page";
+}
+// A view can be linked to: report.html#tool=Calculator&reason=kept
+function follow() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  for (const [name, field] of Object.entries(fields)) {
+    if (asked.has(name)) field.value = asked.get(name);
+  }
+  filter();
+}
+for (const field of Object.values(fields)) field.addEventListener("input", filter);
+addEventListener("hashchange", follow);
+follow();
+"""
