@@ -1,19 +1,14 @@
-"""Why runs ended, and where to look first; and right runs as training text."""
+"""Why runs ended, and where to look first."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.agent import chat
 from pipeline.agent.limits import EXIT_REASONS
-from pipeline.agent.parse import protocol_named
-from pipeline.agent.strategies import StrategyResult
 from pipeline.agent.tasks import EpisodeResult
-from pipeline.agent.turns import Message
-from pipeline.records import stable_hash
 
 MANY = 0.2  # share of the runs from which an exit reason is worth a sentence
 FEW_STEPS = 3  # a token budget used up within so many steps was used up by results
@@ -40,7 +35,7 @@ class Summary:
 
 def summarise(runs: Sequence[EpisodeResult]) -> Summary:
     """Add up exit reasons, steps, tokens, calls and errors per tool, and say where to look."""
-    reasons = Counter(run.exit_reason for run in runs)
+    reasons: Counter[str] = Counter(run.exit_reason for run in runs)
     errors: dict[str, Counter[str]] = {}
     for run in runs:
         for tool, kinds in run.errors.items():
@@ -121,55 +116,3 @@ def _repeated_tool(ended: Sequence[EpisodeResult]) -> str | None:
 def _most_common_flag(ended: Sequence[EpisodeResult]) -> str:
     flags: Counter[str] = sum((Counter(run.flags) for run in ended), Counter())
     return ", ".join(flag for flag, _ in flags.most_common(2)) or "no flag"
-
-
-def traces_to_documents(
-    results: Iterable[StrategyResult | EpisodeResult], right: Iterable[bool], source: str = "traces"
-) -> list[dict[str, Any]]:
-    """Turn the runs that ended right into documents for training, duplicates once.
-
-    A document is the run as the model would continue it: question, turns, results. Instructions,
-    lessons of earlier trials, nudges, and anything an evaluator knows (gold answers, rewards) are
-    not in it. A run that was nudged, stopped or refused is left out: its text would teach the
-    mistake as well. The fields are those of `records.Document`.
-    """
-    documents: dict[str, dict[str, Any]] = {}
-    for result, is_right in zip(results, right, strict=True):
-        run = result.final if isinstance(result, StrategyResult) else result
-        if not is_right or not run.finished or any(m.kind == "nudge" for m in run.messages):
-            continue
-        text = trace_text(run)
-        doc_id = stable_hash(source, text)
-        documents[doc_id] = {
-            "doc_id": doc_id,
-            "text": text,
-            "date": None,
-            "url": None,
-            "source": source,
-            "tools": sorted(run.calls),
-        }
-    return list(documents.values())
-
-
-def trace_text(run: EpisodeResult) -> str:
-    """Write one run as text in the form of its protocol."""
-    protocol = str(run.events[0]["protocol"]) if run.events else "react"
-    state = [message for message in run.messages if message.role != "system"]
-    heading = "" if protocol in ("chat", "inline") else _heading(state[0].content)
-    question = f"{heading}{run.question}"
-    body = [Message("user", question), *state[1:]]
-    if protocol == "chat":
-        return "\n".join(_chat_line(message) for message in body)
-    return protocol_named(protocol).render(body).strip()
-
-
-def _heading(content: str) -> str:
-    """Return `Question: ` or `Claim: `, whatever stands before the question."""
-    last = content.rsplit("\n\n", 1)[-1]
-    return last.split(":", 1)[0] + ": "
-
-
-def _chat_line(message: Message) -> str:
-    if message.role == "tool":
-        return f"<tool_response>\n{message.content}\n</tool_response>"
-    return chat.assistant_text(message) if message.role == "assistant" else message.content

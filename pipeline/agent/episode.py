@@ -375,6 +375,8 @@ class Episode:
         return EpisodeResult(
             task_id=self.task.task_id,
             question=self.task.question,
+            heading=self.task.heading,
+            protocol=self.settings.protocol,
             exit_reason=self.exit_reason,
             answer=self.answer,
             forced_answer=self.forced_answer,

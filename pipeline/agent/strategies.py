@@ -24,6 +24,7 @@ from pipeline.agent.policies import Policy, PolicyError, Reply, Request
 from pipeline.agent.tasks import EpisodeResult, Settings, Task
 from pipeline.agent.toolbox import Toolbox
 from pipeline.agent.trace import Sink
+from pipeline.agent.transcripts import trace_text
 from pipeline.agent.turns import Message
 from pipeline.errors import ConfigError
 
@@ -286,9 +287,7 @@ def _run_trials(
             break
         failed = [runs[i][-1] for i in open_tasks]
         learned = (
-            _reflect(setup, failed)
-            if strategy.reflects
-            else [_trajectory(run, setup.settings.protocol) for run in failed]
+            _reflect(setup, failed) if strategy.reflects else [trace_text(run) for run in failed]
         )
         for index, lesson in zip(list(open_tasks), learned, strict=True):
             if isinstance(lesson, PolicyError):
@@ -317,8 +316,7 @@ def _remembering(task: Task, trial: int, lessons: Sequence[str], strategy: Strat
 def _reflect(setup: _Setup, failed: Sequence[EpisodeResult]) -> list[Reply | PolicyError]:
     """Ask the model what went wrong in its own runs; it is told only that they did not succeed."""
     instructions = instructions_for("reflect", setup.family)
-    protocol = setup.settings.protocol
-    attempts = [f"{_trajectory(run, protocol)}\n\nThis attempt did not succeed." for run in failed]
+    attempts = [f"{trace_text(run)}\n\nThis attempt did not succeed." for run in failed]
     return _ask(setup, instructions, attempts, "Reflection:")
 
 
@@ -394,13 +392,6 @@ def _lesson_text(reply: Reply) -> str:
     """Take the text without the prefix it was made to begin with, and make it harmless."""
     said = re.sub(r"^\s*(?:Reflection|Feedback):", "", reply.text)
     return harmless(" ".join(said.split()), LESSON_LIMIT)
-
-
-def _trajectory(run: EpisodeResult, protocol: str) -> str:
-    """Write what happened in a run, without the instructions and without earlier lessons."""
-    messages = [message for message in run.messages if message.role != "system"]
-    messages[0] = Message("user", f"Question: {run.question}")
-    return protocol_named(protocol).render(messages).strip()
 
 
 def _single(

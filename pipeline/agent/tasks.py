@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipeline.agent.checks import GoalCheck, Guardrail, OutputForm
@@ -69,6 +69,8 @@ class EpisodeResult:
 
     task_id: str
     question: str
+    heading: str
+    protocol: str
     exit_reason: ExitReason
     answer: str | None
     forced_answer: str | None
@@ -98,3 +100,12 @@ class EpisodeResult:
         """Return the result for JSON, the state with it, the events (a trace of their own) not."""
         values = {k: v for k, v in vars(self).items() if k not in ("messages", "events")}
         return {**values, "tokens": self.tokens, "messages": [m.as_dict() for m in self.messages]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EpisodeResult:
+        """Read a result back from `as_dict`; its events are empty."""
+        known = {
+            f.name: values[f.name] for f in fields(cls) if f.name not in ("messages", "events")
+        }
+        messages = tuple(Message.from_dict(message) for message in values["messages"])
+        return cls(**known, messages=messages, events=())

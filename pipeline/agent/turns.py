@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -70,6 +70,12 @@ class Message:
         """Return the message for JSON, without the fields that are empty."""
         values = dataclasses.asdict(self)
         return {k: v for k, v in values.items() if v or k in ("role", "content")}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Message:
+        """Read a message back from `as_dict`."""
+        calls = tuple(Call(**call) for call in values.get("calls", ()))
+        return cls(**{**values, "calls": calls})
 
 
 class ProtocolModule(Protocol):
