@@ -163,8 +163,8 @@ def test_building_the_funnel_writes_nothing(tmp_path: Path) -> None:
 
 def test_printed_funnel(tmp_path: Path) -> None:
     text = printed(print_funnel, build_funnel(make_run(tmp_path / "run")))
-    assert re.search(r"kept +4 +60 gain below tau_f, 6 its arguments", text)
-    assert "24 read, 10 documents" in text and "2 rejected: bad json" in text
+    assert re.search(r"kept +4 +gain below tau_f: 60; its arguments .*: 6", text)
+    assert "24 read, 10 documents" in text and "rejected, bad json: 2" in text
 
 
 # -- show ---------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_report_shows_funnel_gains_calls_and_settings(tmp_path: Path) -> None:
     page = Page(path)
     for words in (
         "Calculator(12 * 24) → 288", "L(call, result) 0.500", "bad_arguments: not a sum",
-        "2 rejected: bad json", "3 of 4 calls reach tau_f 0.3",
+        "rejected, bad json: 2", "3 of 4 calls reach tau_f 0.3",
         "1 would with the result of another call: estimated false-keep rate 33.3%",
         "not finished: augment has 0 of 1 shards", "tau_s: 0.05",
     ):  # fmt: skip

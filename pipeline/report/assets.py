@@ -24,7 +24,10 @@ h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; }
 h3 { font-size: 1.05rem; margin: 1.5rem 0 .5rem; }
 p { margin: .4rem 0; }
 .soft { color: var(--soft); }
-.tiles { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
+.tiles {
+  display: grid; gap: .75rem; margin-top: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr));
+}
 .tile, .call, .panel {
   background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
   padding: .75rem 1rem;
@@ -42,7 +45,8 @@ td.number, th.number {
 .meter { min-width: 6rem; width: 30%; }
 .meter div { height: .7rem; margin-top: .4rem; border-radius: .2rem; background: var(--blue-soft); }
 tr.last .meter div { background: var(--green); }
-tr.last td { font-weight: 600; }
+tr.last td:not(.soft) { font-weight: 600; }
+.funnel td:first-child { width: 11rem; }
 .histogram { width: 100%; min-width: 34rem; height: auto; display: block; }
 .bar { fill: var(--blue-soft); }
 .bar.over { fill: var(--green); }
@@ -80,6 +84,7 @@ select, input {
 code, pre { font-family: ui-monospace, SFMono-Regular, Consolas, monospace; font-size: .875rem; }
 pre { overflow-x: auto; margin: .5rem 0; }
 summary { cursor: pointer; }
+@media (max-width: 40rem) { .meter { display: none; } }
 :focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
 """
 

@@ -139,13 +139,13 @@ def _funnel_table(folder: RunFolder, counts: Mapping[str, Mapping[str, int]]) ->
             lines.append(f"| {_cell(tool)} | {name} | {step['count']} | {left} |")
     without = counts["*"].get("without_calls", 0)
     lines.append(
-        f"| all | texts in this data set | {counts['*']['augmented']} | {without} without a call |"
+        f"| all | texts in this data set | {counts['*']['augmented']} | without a call: {without} |"
     )
     return "\n".join(lines)
 
 
 def _left_text(left: Mapping[str, int]) -> str:
-    return "; ".join(f"{n} {_cell(explain(what))}" for what, n in left.items())
+    return "; ".join(f"{_cell(explain(what))}: {n}" for what, n in left.items())
 
 
 def threshold_text(tau: float | FalseKeepRate) -> str:

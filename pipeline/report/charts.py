@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipeline.report.gains import GainSummary
 
 WIDTH, HEIGHT = 720, 260
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 18, 40
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 30, 40
 BINS = 48
 
 
@@ -38,13 +38,12 @@ def gain_histogram(summary: GainSummary) -> str:
     The counts are on a logarithmic axis, for the calls that are kept are the rare ones. Values
     outside of the axis are counted in its first and last bar.
     """
-    low, high = _range(summary)
-    edges = np.linspace(low, high, BINS + 1)
+    edges = _edges(summary)
     real = _counts(summary.gains, edges)
     null = _counts(summary.nulls, edges)
     if len(summary.nulls):
         null = null * (len(summary.gains) / len(summary.nulls))
-    axes = Axes(low, high, max(float(real.max()), float(null.max()), 10.0))
+    axes = Axes(float(edges[0]), float(edges[-1]), max(float(real.max()), float(null.max()), 10.0))
     label = escape(f"Gains of {summary.tool}: {len(summary.gains)} calls, {summary.passing} pass")
     drawing = [
         _count_axis(axes),
@@ -59,13 +58,15 @@ def gain_histogram(summary: GainSummary) -> str:
     )
 
 
-def _range(summary: GainSummary) -> tuple[float, float]:
+def _edges(summary: GainSummary) -> NDArray[np.float64]:
+    """Cut the axis into bars; the threshold is the border of two, so no bar is on both sides."""
     values = np.concatenate([summary.gains, summary.nulls])
     low, high = (float(v) for v in np.percentile(values, [0.5, 99.8]))
-    if summary.tau_f is not None:
-        low, high = min(low, summary.tau_f - 0.1), max(high, summary.tau_f * 1.2, 0.1)
-    margin = max((high - low) * 0.03, 0.05)
-    return low - margin, high + margin
+    border = 0.0 if summary.tau_f is None else summary.tau_f
+    low, high = min(low, border - 0.1), max(high, border + 0.1)
+    width = (high - low) / BINS
+    first, last = math.floor((low - border) / width), math.ceil((high - border) / width) + 1
+    return border + width * np.arange(first, last + 1, dtype=np.float64)
 
 
 def _counts(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,9 +81,9 @@ def _bars(
     for index, count in enumerate(counts):
         if count:
             left, right, top = axes.x(edges[index]), axes.x(edges[index + 1]), axes.y(count)
-            kept = tau_f is not None and (edges[index] + edges[index + 1]) / 2 >= tau_f
+            over = tau_f is not None and (edges[index] + edges[index + 1]) / 2 >= tau_f
             bars.append(
-                f'<rect class="{"bar over" if kept else "bar"}" x="{left + 0.5:.1f}" '
+                f'<rect class="{"bar over" if over else "bar"}" x="{left + 0.5:.1f}" '
                 f'y="{top:.1f}" width="{right - left - 1:.1f}" height="{axes.y(0) - top:.1f}">'
                 f"<title>gain {edges[index]:.2f} to {edges[index + 1]:.2f}: {int(count)} calls"
                 "</title></rect>"
@@ -101,14 +102,14 @@ def _threshold(axes: Axes, tau_f: float) -> str:
     at = axes.x(tau_f)
     anchor, shift = ("end", -5) if at > WIDTH * 0.8 else ("start", 5)
     return (
-        f'<line class="tau" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 10}" y2="{axes.y(0):.1f}"/>'
-        f'<text class="tau" x="{at + shift:.1f}" y="{TOP - 1}" text-anchor="{anchor}">'
+        f'<line class="tau" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 20}" y2="{axes.y(0):.1f}"/>'
+        f'<text class="tau" x="{at + shift:.1f}" y="{TOP - 11}" text-anchor="{anchor}">'
         f"tau_f {tau_f:.2f}</text>"
     )
 
 
 def _count_axis(axes: Axes) -> str:
-    marks = [f'<text class="axis" x="{LEFT - 6}" y="{TOP - 6}" text-anchor="end">calls</text>']
+    marks = [f'<text class="axis" x="{LEFT - 6}" y="{TOP - 14}" text-anchor="end">calls</text>']
     for count in [0, *(10**power for power in range(12) if 10**power <= axes.top)]:
         at = axes.y(count)
         marks.append(

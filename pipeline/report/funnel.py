@@ -75,9 +75,9 @@ EXPLANATIONS = {
 def explain(what: str) -> str:
     """Say in a few words what a count of the funnel means."""
     if what.startswith("error:"):
-        return f"tool error: {what.removeprefix('error:')}"
+        return f"tool error, {what.removeprefix('error:')}"
     if what.startswith("rejected:"):
-        return f"rejected: {what.removeprefix('rejected:').replace('_', ' ')}"
+        return f"rejected, {what.removeprefix('rejected:').replace('_', ' ')}"
     return EXPLANATIONS.get(what, what.replace("_", " "))
 
 

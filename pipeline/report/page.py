@@ -110,7 +110,7 @@ def _tiles(funnel: Mapping[str, Any], summaries: Sequence[GainSummary]) -> str:
         (f"{total('candidates'):,}", "calls sampled"),
         (f"{total('executed'):,}", "answered by a tool"),
         (f"{total('kept'):,}", "kept"),
-        (rate, "of those over the threshold are there by chance (estimate)"),
+        (rate, "kept by chance (estimate)"),
         (f"{funnel['dataset'].get('augmented', 0):,}", "texts in the data set"),
     ]
     cells = (f"<div class=tile><b>{value}</b><span>{name}</span></div>" for value, name in tiles)
@@ -151,14 +151,14 @@ def _funnel_table(steps: Sequence[Mapping[str, Any]]) -> str:
             f"<td class=soft>{_left(step['left'])}</td></tr>"
         )
     return (
-        "<table><thead><tr><th>step<th class=number>count<th>(logarithmic)"
+        "<table class=funnel><thead><tr><th>step<th class=number>count<th class=meter>(logarithmic)"
         f"<th>left out before it</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 
 
 def _left(left: Mapping[str, int]) -> str:
     items = sorted(left.items(), key=lambda item: -item[1])
-    return safe(", ".join(f"{n:,} {explain(what)}" for what, n in items))
+    return safe("; ".join(f"{explain(what)}: {n:,}" for what, n in items))
 
 
 def _gains(summaries: Sequence[GainSummary]) -> str:
@@ -230,7 +230,7 @@ def _chosen(calls: pa.Table) -> list[dict[str, Any]]:
     order = [("call_id", "ascending")]
     if "gain" in calls.column_names:
         order.insert(0, ("gain", "descending"))
-    calls = calls.take(pc.sort_indices(calls, sort_keys=order, null_placement="at_end"))
+    calls = calls.take(pc.sort_indices(calls, sort_keys=order))
     if "reason" not in calls.column_names:
         groups = [(UNDECIDED, calls)]
     else:

@@ -93,7 +93,7 @@ def _sorted(table: pa.Table, sort: str) -> pa.Table:
     place = [("doc_id", "ascending"), ("char_start", "ascending"), ("call_id", "ascending")]
     by_value = sort != "position" and sort in table.column_names
     keys = [(sort, "descending"), *place] if by_value else place
-    return table.take(pc.sort_indices(table, sort_keys=keys, null_placement="at_end"))
+    return table.take(pc.sort_indices(table, sort_keys=keys))
 
 
 def with_context(folder: RunFolder, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

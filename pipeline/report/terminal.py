@@ -54,7 +54,7 @@ def print_funnel(funnel: Mapping[str, Any], console: Console | None = None) -> N
 def left_text(left: Mapping[str, int]) -> str:
     """Write counts per reason in one line, the largest first."""
     items = sorted(left.items(), key=lambda item: -item[1])
-    return ", ".join(f"{n:,} {plain(explain(what))}" for what, n in items)
+    return "; ".join(f"{plain(explain(what))}: {n:,}" for what, n in items)
 
 
 def print_calls(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
