@@ -1,0 +1,423 @@
+"""Generation with live calls (method, section 7): batched, with a key/value cache.
+
+The opening token fires when it is among the `call_k` most likely. The model then writes the call;
+at the arrow it is stopped, the tool is run, ` result` and the closing delimiter are inserted, and
+the model goes on. A call that is malformed or never closes stays in the text as text and is
+counted. Rows that finish leave the batch and waiting prompts come in; what a row writes does not
+depend on the others. Plain decoding (`calls=None`) is the engine of the agent loop too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pipeline.calls import CallSyntax, call_pieces, read_sample
+from pipeline.lm.forward import LanguageModel, by_budget
+from pipeline.lm.noise import gumbel, sample_key
+from pipeline.lm.slots import Keys, SlotCache, prefill
+from pipeline.lm.tokens import (
+    context_token,
+    decode_piece,
+    encode_document,
+    encode_piece,
+    open_token,
+)
+
+MALFORMED, NEVER_CLOSED = "malformed", "never_closed"
+_SHARE_FROM = 16  # a common beginning of the prompts shorter than this is not worth sharing
+
+
+class Executed(Protocol):
+    """What came of a tool call; exactly one of `result` and `error_kind` is set."""
+
+    @property
+    def result(self) -> str | None: ...
+    @property
+    def error_kind(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class LiveCalls:
+    """How calls are made while text is generated.
+
+    `execute(tool, arguments, index of the prompt)` runs one; its result must be harmless already
+    (the executor sees to that). Not `enabled`: the opening token has probability 0.
+    """
+
+    syntax: CallSyntax
+    tools: Sequence[str]
+    execute: Callable[[str, str, int], Executed]
+    call_k: int = 10
+    max_calls: int = 1
+    enabled: bool = True
+    max_call_tokens: int = 64  # a call that has not reached its arrow by then ends as text
+
+
+@dataclass(frozen=True)
+class MadeCall:
+    """A call that the model made; `start` and `end` are characters of the generated text.
+
+    `error_kind` is `malformed` or `never_closed` (then `arguments` is what was written and the
+    text stays), or what the tool reported (then an empty result was inserted).
+    """
+
+    tool: str
+    arguments: str
+    result: str | None
+    error_kind: str | None
+    error: str | None
+    start: int
+    end: int
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was a well-formed call that reached a tool."""
+        return self.error_kind not in (MALFORMED, NEVER_CLOSED)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated for a prompt.
+
+    `finish` is eos, stop (a stop string, not part of the text), length, or context (the model can
+    read no more). `tokens_out` counts what the model wrote, `tokens_inserted` the results.
+    """
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+    calls: list[MadeCall]
+    finish: str
+    tokens_inserted: int = 0
+
+    @property
+    def plain(self) -> str:
+        """The text without its calls."""
+        text = self.text
+        for call in reversed([call for call in self.calls if call.complete]):
+            text = text[: call.start] + text[call.end :]
+        return text
+
+
+@dataclass
+class _Row:
+    """A prompt while it is answered."""
+
+    index: int
+    prompt: list[int]
+    key: int
+    new: list[int] = field(default_factory=list)  # all tokens after the prompt
+    pending: list[int] = field(default_factory=list)  # chosen or inserted, not yet fed
+    sampled: int = 0
+    inserted: int = 0
+    text_tokens: int = 0
+    call_start: int | None = None  # index in `new` of the first token after the opening one
+    text_start: int = 0  # character after the last call that was made
+    calls: list[MadeCall] = field(default_factory=list)
+    done: Generation | None = None
+
+
+@torch.inference_mode()
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop: Sequence[str] = (),
+    temperature: float = 0.0,
+    seed: int | Sequence[int] = 0,
+    calls: LiveCalls | None = None,
+    max_rows: int = 64,
+    share_prefix: bool = True,
+    on_done: Callable[[int, Generation], object] = lambda index, generation: None,
+) -> list[Generation]:
+    """Continue each prompt; greedy at temperature 0.
+
+    A text gets the model's context token in front; token ids (a rendered chat) are taken as they
+    are. `max_new_tokens` counts the tokens of text: those of calls are limited by
+    `LiveCalls.max_call_tokens`. Stop strings are looked for in the text after the last call. Each
+    prompt draws from its own random numbers: `seed` is one per prompt, or one for all (then
+    combined with the index). A common beginning of the prompts is computed once.
+    """
+    if any(not text for text in stop):
+        raise ValueError("a stop string is empty; leave it out")
+    seeds = _seeds(seed, len(prompts))
+    rows = [
+        _Row(index, _encode(tokenizer, prompt), sample_key(own, "generation", "", 0, 0))
+        for index, (prompt, own) in enumerate(zip(prompts, seeds, strict=True))
+    ]
+    training = model.training
+    model.eval()
+    try:
+        decoder = _Decoder(
+            LanguageModel(model, tokenizer),
+            max_new_tokens,
+            tuple(stop),
+            temperature,
+            calls,
+            on_done,
+        )
+        decoder.run(rows, max_rows, share_prefix)
+    finally:
+        model.train(training)
+    done = [row.done for row in rows]
+    return [generation for generation in done if generation is not None]
+
+
+def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
+    if isinstance(seed, int):
+        return [sample_key(seed, "prompt", "", index, 0) for index in range(count)]
+    if len(seed) != count:
+        raise ValueError(f"{len(seed)} seeds for {count} prompts; give one per prompt, or one int")
+    return list(seed)
+
+
+def _encode(tokenizer: Any, prompt: str | Sequence[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        ids = list(prompt)
+    else:
+        context = context_token(tokenizer)
+        ids = [] if context is None else [context]
+        ids += encode_document(tokenizer, prompt)[0]
+    if not ids:
+        raise ValueError("a prompt is empty and the tokenizer has no token to start from")
+    return ids
+
+
+class _Decoder:
+    """The loop over steps, and what a row does with each token."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        max_new_tokens: int,
+        stop: tuple[str, ...],
+        temperature: float,
+        calls: LiveCalls | None,
+        on_done: Callable[[int, Generation], object],
+    ) -> None:
+        self.lm, self.tokenizer = lm, lm.tokenizer
+        self.max_new_tokens, self.stop, self.temperature = max_new_tokens, stop, temperature
+        self.calls, self.on_done = calls, on_done
+        self.opening = None if calls is None else open_token(self.tokenizer, calls.syntax)
+        self.eos = _eos_ids(lm)
+        self.room = _context_length(lm.model.config.get_text_config())
+
+    def run(self, rows: list[_Row], max_rows: int, share_prefix: bool) -> None:
+        waiting = []
+        for row in sorted(rows, key=lambda row: len(row.prompt)):
+            if len(row.prompt) >= self.room or self.max_new_tokens < 1:
+                self._finish(row, "context" if self.max_new_tokens else "length")
+            else:
+                waiting.append(row)
+        shared, shared_length = self._shared(waiting) if share_prefix else (None, 0)
+        slots = SlotCache(self.lm, min(max_rows, len(waiting)))
+        active: list[_Row] = []
+        while waiting or active:
+            free = slots.count - len(active)
+            if waiting and (not active or free >= max(slots.count // 4, 1)):
+                new = [waiting.pop() for _ in range(min(free, len(waiting)))]
+                for group in by_budget([len(row.prompt) - shared_length for row in new], 4096):
+                    own = [new[i] for i in group]
+                    logits = slots.prefill([row.prompt[shared_length:] for row in own], shared)
+                    active += own
+                    self._choose(own, logits, slots, active)
+            else:
+                fed = [row.pending.pop(0) for row in active]
+                wanted = [i for i, row in enumerate(active) if not row.pending]
+                logits = slots.step(fed, wanted)
+                self._choose([active[i] for i in wanted], logits, slots, active)
+            for place in range(len(active) - 1, -1, -1):
+                if active[place].done is not None:
+                    slots.remove(place)
+                    active[place] = active[-1]
+                    active.pop()
+
+    def _shared(self, rows: Sequence[_Row]) -> tuple[Keys | None, int]:
+        """The keys of the longest common beginning of all prompts, where it is worth it."""
+        if len(rows) < 2:
+            return None, 0
+        first, last = min(row.prompt for row in rows), max(row.prompt for row in rows)
+        length = 0
+        limit = min(len(row.prompt) for row in rows) - 1
+        while length < limit and first[length] == last[length]:
+            length += 1
+        if length < _SHARE_FROM:
+            return None, 0
+        return prefill(self.lm, [first[:length]])[1], length
+
+    # -- the next token -------------------------------------------------------------------------
+
+    def _choose(
+        self, rows: Sequence[_Row], logits_BV: Tensor, slots: SlotCache, active: list[_Row]
+    ) -> None:
+        if not rows:
+            return
+        fires = [False] * len(rows)
+        if self.calls is not None and self.opening is not None:
+            opening = logits_BV[:, self.opening].clone()
+            closed = torch.tensor([row.call_start is None for row in rows])
+            ready = torch.tensor([self._may_call(row) for row in rows])
+            ranks = (logits_BV > opening[:, None]).sum(1)
+            fires = (ready & (ranks < self.calls.call_k).cpu()).tolist()
+            # no call may begin in text where none is allowed
+            muted = (closed & ~ready).to(logits_BV.device)
+            logits_BV[:, self.opening] = opening.masked_fill(muted, -torch.inf)
+        if self.temperature > 0:
+            keys, steps = [row.key for row in rows], [row.sampled for row in rows]
+            noise = gumbel(keys, steps, logits_BV.shape[1], logits_BV.device)
+            logits_BV = logits_BV / self.temperature + noise
+        tokens = logits_BV.argmax(-1).tolist()
+        place = {id(row): number for number, row in enumerate(active)}
+        for row, token, fire in zip(rows, tokens, fires, strict=True):
+            chosen = self.opening if fire and self.opening is not None else int(token)
+            self._take(row, chosen, slots, place[id(row)])
+
+    def _may_call(self, row: _Row) -> bool:
+        calls = self.calls
+        return (
+            calls is not None
+            and calls.enabled
+            and row.call_start is None
+            and len(row.calls) < calls.max_calls
+        )
+
+    def _take(self, row: _Row, token: int, slots: SlotCache, place: int) -> None:
+        """Append a token that the model chose and do what follows from it."""
+        row.sampled += 1
+        if token in self.eos:
+            if row.call_start is not None:
+                self._give_up(row, NEVER_CLOSED)
+            if row.done is None:
+                self._finish(row, "eos")
+            return
+        row.new.append(token)
+        row.pending.append(token)
+        if row.call_start is not None:
+            self._in_call(row, slots, place)
+        elif token == self.opening and self._may_call(row):
+            row.call_start = len(row.new)
+        else:
+            row.text_tokens += 1
+            self._check_text(row)
+        if row.done is None and len(row.prompt) + len(row.new) >= self.room:
+            self._finish(row, "context")
+
+    def _in_call(self, row: _Row, slots: SlotCache, place: int) -> None:
+        assert self.calls is not None and self.opening is not None and row.call_start is not None
+        written = row.new[row.call_start :]
+        text = decode_piece(self.tokenizer, self.opening, written)
+        read = [(tool, read_sample(text, tool, self.calls.syntax)) for tool in self.calls.tools]
+        complete = [(tool, found) for tool, found in read if isinstance(found, str)]
+        if complete:
+            self._make(row, *complete[0], text, slots, place)
+        elif all(found is False for _, found in read):
+            self._give_up(row, MALFORMED)
+        elif len(written) >= self.calls.max_call_tokens:
+            self._give_up(row, NEVER_CLOSED)
+
+    def _make(
+        self, row: _Row, tool: str, arguments: str, text: str, slots: SlotCache, place: int
+    ) -> None:
+        """Run a complete call and insert its result and the closing delimiter."""
+        assert self.calls is not None and row.call_start is not None
+        syntax = self.calls.syntax
+        executed = self.calls.execute(tool, arguments, row.index)
+        pieces = call_pieces(tool, arguments, executed.result or "", syntax)
+        if not text.endswith(syntax.arrow):
+            # Closed without an arrow, or the last token went beyond it: write the call again.
+            slots.cut(place, len(row.prompt) + row.call_start)
+            del row.new[row.call_start :]
+            row.pending.clear()
+            self._insert(row, encode_piece(self.tokenizer, pieces[1]))
+        self._insert(row, encode_piece(self.tokenizer, pieces[2]))
+        start = len(self._text(row, row.call_start - 1))
+        end = len(self._text(row))
+        row.calls.append(
+            MadeCall(
+                tool,
+                arguments,
+                executed.result,
+                executed.error_kind,
+                executed.error,
+                start,
+                end,
+                executed.seconds,
+            )
+        )
+        row.call_start = None
+        row.text_start = end
+
+    def _insert(self, row: _Row, tokens: Sequence[int]) -> None:
+        row.new += tokens
+        row.pending += tokens
+        row.inserted += len(tokens)
+
+    def _give_up(self, row: _Row, kind: str) -> None:
+        """Leave what was to become a call in the text, as text."""
+        self._record_broken(row, kind)
+        self._check_text(row)
+
+    def _record_broken(self, row: _Row, kind: str) -> None:
+        assert row.call_start is not None
+        start = len(self._text(row, row.call_start - 1))
+        text = self._text(row)
+        row.calls.append(MadeCall("", text[start:], None, kind, None, start, len(text)))
+        row.text_tokens += len(row.new) - row.call_start + 1
+        row.call_start = None
+
+    def _check_text(self, row: _Row) -> None:
+        """Finish a row at a stop string or at its length."""
+        if self.stop:
+            text = self._text(row)
+            found = [text.find(stop, row.text_start) for stop in self.stop]
+            places = [place for place in found if place >= 0]
+            if places:
+                return self._finish(row, "stop", text[: min(places)])
+        if row.text_tokens >= self.max_new_tokens:
+            self._finish(row, "length")
+        return None
+
+    def _text(self, row: _Row, end: int | None = None) -> str:
+        return decode_piece(self.tokenizer, row.prompt[-1], row.new[:end])
+
+    def _finish(self, row: _Row, finish: str, text: str | None = None) -> None:
+        if row.call_start is not None:  # the context ends in the middle of a call
+            self._record_broken(row, NEVER_CLOSED)
+        row.done = Generation(
+            self._text(row) if text is None else text,
+            len(row.prompt),
+            row.sampled,
+            row.calls,
+            finish,
+            row.inserted,
+        )
+        self.on_done(row.index, row.done)
+
+
+def _eos_ids(lm: LanguageModel) -> set[int]:
+    """The tokens that end a text: the tokenizer's and those of the generation settings."""
+    settings = getattr(lm.model, "generation_config", None)
+    named = getattr(settings, "eos_token_id", None)
+    found = named if isinstance(named, list) else [named]
+    return {int(i) for i in [*found, lm.tokenizer.eos_token_id] if i is not None}
+
+
+def _context_length(config: Any) -> int:
+    """How many tokens the model can read; a sliding window counts as the end of that."""
+    limits = [getattr(config, "max_position_embeddings", None)]
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        limits.append(getattr(config, "sliding_window", None))
+    known = [int(limit) for limit in limits if limit]
+    return min(known) if known else 1 << 30

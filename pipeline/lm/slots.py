@@ -1,0 +1,146 @@
+"""A key/value cache with one slot per row: rows of any length decode together, join and leave.
+
+Column j of a slot holds the keys of the row's token j, so a row is cut back by forgetting its last
+columns and nothing moves when another row comes or goes. Rows in use are always the first ones.
+Works with any causal model of transformers whose layers call `cache.update` with full attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from pipeline.lm.forward import LanguageModel, right_padded
+
+Keys = list[tuple[Tensor, Tensor]]  # per layer: keys and values (n, H, L, D)
+
+
+class _SlotLayer(DynamicLayer):
+    """Keys and values of one layer (slots, H, columns, D); a step writes one column per row."""
+
+    def __init__(self, slots: SlotCache) -> None:
+        super().__init__()
+        self.slots = slots
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+
+    def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Stores with at least so many columns, grown by doubling."""
+        if self.k is None or self.v is None:
+            shape = (self.slots.count, like.shape[1], columns, like.shape[3])
+            self.k, self.v = like.new_zeros(shape), like.new_zeros(shape)
+        elif self.k.shape[2] < columns:
+            more = (*self.k.shape[:2], max(columns, 2 * self.k.shape[2]) - self.k.shape[2])
+            extra = self.k.new_zeros(*more, self.k.shape[3])
+            self.k, self.v = torch.cat([self.k, extra], 2), torch.cat([self.v, extra], 2)
+        return self.k, self.v
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        rows, width = key_states.shape[0], self.slots.width
+        k, v = self.room(key_states, width)
+        k[self.slots.rows, :, self.slots.columns] = key_states[:, :, 0]
+        v[self.slots.rows, :, self.slots.columns] = value_states[:, :, 0]
+        return k[:rows, :, :width], v[:rows, :, :width]
+
+
+class SlotCache:
+    """The keys of up to `count` rows, and the forward passes that read and write them."""
+
+    def __init__(self, lm: LanguageModel, count: int) -> None:
+        self.lm, self.count = lm, count
+        self.lengths: list[int] = []  # tokens stored per row in use
+        self.rows = self.columns = torch.empty(0, dtype=torch.long)
+        self.width = 0
+        config = lm.model.config.get_text_config()
+        self.layers = [_SlotLayer(self) for _ in range(config.num_hidden_layers)]
+        self.cache = Cache(layers=list(self.layers))
+        self._name = cache_argument(lm.trunk)
+
+    def prefill(self, rows: Sequence[Sequence[int]], shared: Keys | None) -> Tensor:
+        """Add rows (after the shared keys) and return fp32 logits (n, V) for their next token."""
+        hidden, keys = prefill(self.lm, rows, shared)
+        start = shared[0][0].shape[2] if shared else 0
+        first = len(self.lengths)
+        self.lengths += [start + len(row) for row in rows]
+        for layer, (new_k, new_v) in zip(self.layers, keys, strict=True):
+            k, v = layer.room(new_k, max(self.lengths) + 1)
+            for index, row in enumerate(rows):
+                end = start + len(row)  # what lies beyond is padding
+                k[first + index, :, :end] = new_k[index, :, :end]
+                v[first + index, :, :end] = new_v[index, :, :end]
+        return self.lm.logits(torch.stack([hidden[i, len(row) - 1] for i, row in enumerate(rows)]))
+
+    def step(self, tokens: Sequence[int], wanted: Sequence[int]) -> Tensor:
+        """Feed one token to every row; returns fp32 logits of the `wanted` rows."""
+        device = self.lm.device
+        self.columns = torch.tensor(self.lengths, device=device)
+        self.rows = torch.arange(len(tokens), device=device)
+        self.width = max(self.lengths) + 1
+        seen = torch.arange(self.width, device=device) <= self.columns[:, None]
+        dtype = self.lm.model.dtype
+        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None, None]
+        options = {self._name: self.cache, "use_cache": True, "attention_mask": mask}
+        ids = torch.tensor(tokens, device=device)[:, None]
+        hidden = _forward(self.lm, ids, position_ids=self.columns[:, None], **options)
+        self.lengths = [length + 1 for length in self.lengths]
+        chosen = hidden[:, -1]
+        if len(wanted) < len(tokens):
+            chosen = chosen[torch.tensor(wanted, dtype=torch.long, device=device)]
+        return self.lm.logits(chosen)
+
+    def cut(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a row."""
+        assert length <= self.lengths[row]
+        self.lengths[row] = length
+
+    def remove(self, row: int) -> None:
+        """Free a row; the last one takes its place."""
+        last = len(self.lengths) - 1
+        if row != last:
+            for layer in self.layers:
+                if layer.k is not None and layer.v is not None:
+                    layer.k[row, :, : self.lengths[last]] = layer.k[last, :, : self.lengths[last]]
+                    layer.v[row, :, : self.lengths[last]] = layer.v[last, :, : self.lengths[last]]
+            self.lengths[row] = self.lengths[last]
+        self.lengths.pop()
+
+
+def prefill(
+    lm: LanguageModel, rows: Sequence[Sequence[int]], shared: Keys | None = None
+) -> tuple[Tensor, Keys]:
+    """Compute rows of ids; returns hidden (n, L, D) and keys that begin with the shared ones."""
+    cache = DynamicCache()
+    start = 0
+    if shared:
+        start = shared[0][0].shape[2]
+        for index, (k, v) in enumerate(shared):
+            cache.update(k.expand(len(rows), -1, -1, -1), v.expand(len(rows), -1, -1, -1), index)
+    ids = right_padded(rows, lm.device)
+    positions = torch.arange(start, start + ids.shape[1], device=lm.device)[None]
+    options = {cache_argument(lm.trunk): cache, "use_cache": True}
+    hidden = _forward(lm, ids, position_ids=positions.expand(len(rows), -1), **options)
+    layers: list[Any] = cache.layers
+    return hidden, [(layer.keys, layer.values) for layer in layers]
+
+
+def cache_argument(model: Any) -> str:
+    """How this version of transformers calls the cache (`past_key_values` before `cache`)."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _forward(lm: LanguageModel, ids: Tensor, **options: Any) -> Tensor:
+    """What `lm.logits` takes: hidden states, or full logits where the head is not plain."""
+    if lm.split_head:
+        hidden: Tensor = lm.trunk(ids, **options).last_hidden_state
+        return hidden
+    logits: Tensor = lm.model(ids, **options).logits
+    return logits
