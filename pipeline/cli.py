@@ -204,12 +204,15 @@ def _add_shards(parser: Any) -> None:
         type=_shards,
         default=(0, 1),
         metavar="i/n",
-        help="only the shards whose number is i modulo n, i from 0 (for job arrays)",
+        help="only the shards whose number is i modulo n, i from 0 (for job arrays); a single "
+        "number sets `shards` of the configuration",
     )
 
 
-def _shards(text: str) -> tuple[int, int]:
+def _shards(text: str) -> tuple[int, int] | int:
     try:
+        if "/" not in text:
+            return int(text)
         i, n = (int(part) for part in text.split("/"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form i/n, e.g. 0/4") from None
@@ -245,7 +248,11 @@ def _load(args: Any) -> tuple[Any, Any]:
     from pipeline.config import load_config
     from pipeline.shards import RunFolder
 
-    config = load_config(args.config, _overrides(args.rest))
+    overrides = _overrides(args.rest)
+    if isinstance(getattr(args, "shards", None), int):
+        overrides.append(("shards", str(args.shards)))
+        args.shards = (0, 1)
+    config = load_config(args.config, overrides)
     return config, RunFolder(args.run_dir or Path("runs") / config.name)
 
 

@@ -108,8 +108,9 @@ class Sample:
     m: Positive = 5  # samples per position
     temperature: Annotated[float, Gt(0.0)] = 1.0
     max_new_tokens: Positive = 32  # a call that has not closed by then is dropped
-    numbers: Literal["free", "from_context"] = "free"
     constrain: bool = False  # mask tokens that cannot lead to a well-formed call
+    numbers: Literal["free", "from_context"] = "free"  # Calculator: only numbers written before i
+    words: Literal["free", "from_context"] = "free"  # text arguments: only words written before i
     lookahead_prompt: Literal["full", "hidden"] = "full"  # hidden: arguments see no text after i
     per_tool: Mapping[str, SampleOverride] = field(default_factory=dict)
     max_rows: Positive = field(default=128, metadata=SPEED)  # rows that decode together
@@ -387,6 +388,11 @@ def _check_together(config: Config, origin: str) -> None:
                     f"{origin}: tau_f {tau} of {name} is below `gain_floor` {config.gain_floor}: "
                     "calls between the two were dropped before scoring; lower `gain_floor` too"
                 )
+    for key in ("numbers", "words"):
+        if getattr(config.sample, key) == "from_context" and not config.sample.constrain:
+            raise ConfigError(
+                f"{origin}: `sample.{key}: from_context` needs `sample.constrain: true`"
+            )
     if config.corpus.min_words > config.corpus.max_words:
         raise ConfigError(
             f"{origin}: `corpus.min_words` {config.corpus.min_words} is above "

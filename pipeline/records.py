@@ -1,4 +1,4 @@
-"""What flows between the stages, and the Arrow schema of each file (the columns of the contract)."""
+"""What flows between the stages, and the Arrow schema of each file."""
 
 from __future__ import annotations
 

@@ -8,23 +8,32 @@ import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipeline.config import dump_config, parse_config
+from pipeline.config import dump_config, load_config, parse_config
+from pipeline.context import Context
 from pipeline.errors import ConfigError, WorkError
 from pipeline.records import REASONS, Candidate, Document, SelectedCall, call_id, to_table
 from pipeline.report.arms import arms_table
+from pipeline.report.catalogue import print_tools, tools_document
+from pipeline.report.diff import diff_runs, print_diff
+from pipeline.report.export import dataset_table, export_run
 from pipeline.report.funnel import build_funnel
-from pipeline.report.page import write_report
+from pipeline.report.page import KEPT_SHOWN, OTHERS_SHOWN, write_report
 from pipeline.report.rows import COLUMNS, show_rows
 from pipeline.report.status import status_document
+from pipeline.report.summary import print_summary
 from pipeline.report.terminal import print_calls, print_funnel, print_status
 from pipeline.shards import RunFolder, write_json
+from pipeline.stages import augment
+from pipeline.tools.catalogue import build_tools
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NASTY = '<script>document.title="owned"</script><img src=x onerror="document.title=1"> "\'& [b]'
@@ -352,9 +361,14 @@ def test_report_of_unfinished_runs(tmp_path: Path, stages: int) -> None:
 
 
 def test_report_finds_the_threshold_of_a_wanted_rate(tmp_path: Path) -> None:
-    select = {"tau_f": {"false_keep_rate": 0.4}}
-    page = Page(write_report(make_run(tmp_path / "run", select=select)))
-    assert "3 of 4 calls reach tau_f 0.5;" in page.words
+    folder = make_run(tmp_path / "run", select={"tau_f": {"false_keep_rate": 0.4}})
+    for shard in range(2):
+        marker = folder.read_marker("select", shard, 2)
+        marker["tau_f"] = {"Calculator": 0.5, "Calendar": None}
+        write_json(folder.marker("select", shard, 2), marker)
+    words = Page(write_report(folder)).words
+    assert "3 of 4 calls reach tau_f 0.5;" in words
+    assert "none reaches the wanted false-keep rate" in words
 
 
 def test_report_shows_the_arms(tmp_path: Path) -> None:
@@ -391,6 +405,123 @@ def large_run(path: Path) -> RunFolder:
     write("ingest", 0, 2, to_table(docs, Document), {"fingerprint": "f", "seconds": 60.0})
     write("select", 0, 2, to_table(calls, SelectedCall), {"fingerprint": "f", "seconds": 1.0})
     return folder
+
+
+def test_report_of_many_calls_shows_the_best_of_each_kind(tmp_path: Path) -> None:
+    page = Page(write_report(large_run(tmp_path / "run")))
+    shown = Counter((a["data-tool"], a["data-reason"]) for a in page.all("article"))
+    assert shown["Calculator", "below_threshold"] == OTHERS_SHOWN
+    assert 20 < shown["Calendar", "kept"] <= KEPT_SHOWN
+    assert len(page.all("svg")) == 2
+
+
+# -- export, diff, summary ----------------------------------------------------------------------
+
+
+def augmented_run(path: Path) -> RunFolder:
+    folder = make_run(path)
+    config = load_config(folder.path / "config.yaml")
+    augment.run(Context(config, folder, "augment", "f"))
+    return folder
+
+
+def test_export_jsonl_and_parquet_hold_the_same_rows(tmp_path: Path) -> None:
+    folder = augmented_run(tmp_path / "run")
+    lines = export_run(folder, "jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    table = pq.read_table(export_run(folder, "parquet", tmp_path / "deep" / "out.parquet"))
+    assert rows == table.to_pylist() and len(rows) == 3
+    assert sorted(row["split"] for row in rows) == ["train", "train", "validation"]
+    assert rows[0]["calls"][0]["arguments"] in rows[0]["text_augmented"]
+    assert export_run(folder, "jsonl") == folder.path / "export.jsonl"
+
+
+def test_export_chat_messages_are_structured_calls_around_the_text(tmp_path: Path) -> None:
+    folder = augmented_run(tmp_path / "run")
+    lines = export_run(folder, "chat-messages").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    source = {row["id"]: row["text"] for row in dataset_table(folder).to_pylist()}
+    for row in rows:
+        said = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+        assert "".join(said) == source[row["id"]]
+        assert {tool["function"]["name"] for tool in row["tools"]} == {"Calculator", "Calendar"}
+    first = next(row for row in rows if "288" in str(row["messages"][2]["content"]))
+    _, call, result, rest = first["messages"]
+    assert call["tool_calls"][0]["function"] == {
+        "name": "Calculator", "arguments": {"expression": "12 * 24"}
+    }  # fmt: skip
+    assert result == {
+        "role": "tool", "tool_call_id": "call_1", "name": "Calculator", "content": "288"
+    }  # fmt: skip
+    assert rest["content"].startswith(" 288 apples")
+
+
+def test_export_refuses_unknown_formats_and_runs_without_data_set(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="--format csv: allowed are jsonl, parquet, chat-mess"):
+        export_run(folder, "csv")
+    with pytest.raises(WorkError, match="no data set yet; run `augment` first"):
+        export_run(folder, "jsonl")
+
+
+def test_diff_shows_calls_kept_by_one_run_only_and_settings(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a")
+    b = make_run(tmp_path / "b", select={"tau_f": 0.7, "per_tool": {"Calendar": 0.8}})
+    docs = make_documents(10)
+    calls = [
+        make_call(docs[0], "Calculator", "kept", 1.5),
+        make_call(docs[1], "Calculator", "below_threshold", 0.5),
+        make_call(docs[8], "Calculator", "kept", 2.0),
+    ]
+    b.write_part("select", 0, 2, to_table(calls, SelectedCall), {"fingerprint": "f"})
+    b.write_part("select", 1, 2, to_table([], SelectedCall), {"fingerprint": "f"})
+    document = diff_runs(a, b)
+    assert document["settings"] == [
+        {"key": "select.tau_f", "a": 0.3, "b": 0.7},
+        {"key": "select.per_tool.Calendar", "a": None, "b": 0.8},
+    ]
+    assert document["kept"] == {"a": 3, "b": 2, "both": 1}
+    assert document["tools"] == {
+        "Calculator": {"both": 1, "only_a": 1, "only_b": 1},
+        "Calendar": {"both": 0, "only_a": 1, "only_b": 0},
+    }
+    assert [(row["gain"], row["reason_in_other"]) for row in document["only_a"]] == [
+        (0.7, "not_sampled"), (0.5, "below_threshold")
+    ]  # fmt: skip
+    assert [row["gain"] for row in document["only_b"]] == [2.0]
+    text = printed(print_diff, json.loads(json.dumps(document)))
+    assert "only in A (2)" in text and "in the other run: below threshold" in text
+
+
+def test_diff_of_a_run_with_itself_is_empty(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    document = diff_runs(folder, folder)
+    assert document["settings"] == document["only_a"] == document["only_b"] == []
+    assert "the settings are the same" in printed(print_diff, document)
+
+
+def test_summary_shows_best_calls_near_misses_arms_and_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    results = {"arms": {"base": {"perplexity": 9.5}, "tuned": {"perplexity": 9.25}}}
+    write_json(folder.stage("evaluate") / "results.json", results)
+    write_report(folder)
+    text = printed(print_summary, folder)
+    assert text.index("best kept calls") < text.index("near misses") < text.index("arms")
+    assert text.count("kept  gain") == 3 and "[Calculator(12 + 24) -> 36]" in text
+    assert re.search(r"perplexity +9.500 +9.250", text) and "report.html" in text
+    assert "corpus: 24 read" in printed(print_summary, make_run(tmp_path / "early", stages=1))
+
+
+def test_listed_tools_show_how_a_call_is_written() -> None:
+    document = tools_document(build_tools([{"name": "Calculator"}, {"name": "Calendar"}]))
+    assert [(tool["name"], tool["call"]) for tool in document] == [
+        ("Calculator", "Calculator(expression)"), ("Calendar", "Calendar()")
+    ]  # fmt: skip
+    assert "Calculator(expression)" in printed(print_tools, document)
+    json.dumps(document)
+
+
+# -- a real browser -----------------------------------------------------------------------------
 
 
 def dump_dom(page: Path, fragment: str = "") -> str:

@@ -50,7 +50,7 @@ def locate(settings: Model) -> tuple[str, dict[str, Any]]:
     if not path.exists():
         if settings.path.startswith((".", "/", "~")) or settings.path.count("/") != 1:
             raise ConfigError(
-                f"`model.path` = {settings.path!r}: no such folder; give a folder with config.json, "
+                f"`model.path` = {settings.path!r}: no such folder; give one with config.json, "
                 "a .gguf file, or a hub id such as owner/name"
             )
         return settings.path, {}
@@ -98,7 +98,8 @@ def load_model(settings: Model) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model.path` = {settings.path!r}: {_first_line(error)}") from None
     _forget_quantisation(model)
-    return model.to(device).eval(), tokenizer
+    model.eval()
+    return model.to(device), tokenizer  # type: ignore[arg-type]
 
 
 def load_for_run(config: Config) -> tuple[Any, Any]:

@@ -102,7 +102,7 @@ class Budget:
     tokens: int
 
     def run(self, lengths: Sequence[int], work: Callable[[list[int]], T]) -> list[T]:
-        """Call `work(indices)` on batches within the budget; out of memory halves it and goes on."""
+        """Call `work(indices)` on batches within the budget; out of memory halves the budget."""
         results: list[T] = []
         waiting = by_budget(lengths, self.tokens)
         while waiting:

@@ -57,6 +57,7 @@ def gumbel(keys: list[int], steps: list[int], vocabulary: int, device: torch.dev
         x ^= (x >> 15) & 0x1FFFF
         x *= _signed(_MIX_2)
         x ^= (x >> 16) & 0xFFFF
-        uniform = ((x >> 8) & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
+        # 23 bits and a half are exact in fp32: never 0 or 1, so the noise is always finite
+        uniform = ((x >> 9) & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
         parts.append(uniform.log_().neg_().log_().neg_())
     return torch.cat(parts)

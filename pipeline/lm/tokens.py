@@ -45,7 +45,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _has_dummy_prefix(tokenizer: Any) -> bool:
-    """SentencePiece-like tokenizers put a space before the first word of whatever they are given."""
+    """SentencePiece-like tokenizers put a space before the first word of what they are given."""
     tokens = tokenizer.convert_ids_to_tokens(_encode(tokenizer, "x"))
     return bool(tokens) and tokens[0].startswith("▁")
 

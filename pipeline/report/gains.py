@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.calibration import false_keep_rate
-from pipeline.config import Config
+from pipeline.config import Config, FalseKeepRate
+from pipeline.shards import RunFolder
 
 
 @dataclass(frozen=True)
 class GainSummary:
-    """Gains of one tool in nats; `tau_f` is None where no threshold is known yet."""
+    """Gains of one tool in nats; `tau_f` is None where there is no threshold (yet)."""
 
     tool: str
     gains: NDArray[np.float64]
@@ -44,7 +45,7 @@ class GainSummary:
         return false_keep_rate(self.gains.tolist(), self.nulls.tolist(), self.tau_f)
 
 
-def gain_summaries(config: Config, calls: pa.Table | None) -> list[GainSummary]:
+def gain_summaries(folder: RunFolder, config: Config, calls: pa.Table | None) -> list[GainSummary]:
     """Return the gains of every tool that has scored calls, in the order of the configuration."""
     if calls is None or "gain" not in calls.column_names:
         return []
@@ -53,7 +54,7 @@ def gain_summaries(config: Config, calls: pa.Table | None) -> list[GainSummary]:
         own = calls.filter(pc.field("tool") == tool)
         gains = _numbers(own["gain"])
         if len(gains):
-            tau = threshold(config, own, tool)
+            tau = threshold(folder, config, tool)
             found.append(GainSummary(tool, gains, _numbers(own["gain_null"]), tau))
     return found
 
@@ -62,16 +63,14 @@ def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
     return np.asarray(column.drop_null().to_numpy(), dtype=np.float64)
 
 
-def threshold(config: Config, calls: pa.Table, tool: str) -> float | None:
-    """Return the threshold of a tool: as given, or, for a wanted rate, as the decisions show it.
+def threshold(folder: RunFolder, config: Config, tool: str) -> float | None:
+    """Return the threshold of a tool: the one that was used, else the one that is asked for.
 
-    A threshold that was found for a rate is the smallest gain that is not below it.
+    None where it is not known yet, or where no threshold reaches the wanted false-keep rate.
     """
+    for part in folder.parts("select"):
+        used = (folder.read_marker("select", *part) or {}).get("tau_f", {})
+        if tool in used:
+            return used[tool]
     tau = config.select.tau_of(tool)
-    if isinstance(tau, int | float):
-        return float(tau)
-    if "reason" not in calls.column_names:
-        return None
-    below = pc.is_in(calls["reason"], pa.array(["below_threshold", "tool_error"]))
-    found = pc.min(calls.filter(pc.invert(below))["gain"]).as_py()
-    return None if found is None else float(found)
+    return None if isinstance(tau, FalseKeepRate) else float(tau)

@@ -45,7 +45,7 @@ def report_html(folder: RunFolder) -> str:
     config = run_config(folder)
     calls = calls_table(folder)
     funnel = build_funnel(folder)
-    summaries = gain_summaries(config, calls)
+    summaries = gain_summaries(folder, config, calls)
     results = read_json(folder.stage("evaluate") / "results.json")
     body = [
         _heading(folder, config),
@@ -181,7 +181,7 @@ def _gains(summaries: Sequence[GainSummary]) -> str:
 
 def _chance(summary: GainSummary) -> str:
     if summary.tau_f is None:
-        return "No threshold has been set yet."
+        return "No threshold: not selected yet, or none reaches the wanted false-keep rate."
     text = f"{summary.passing:,} of {len(summary.gains):,} calls reach tau_f {summary.tau_f:.3g}"
     if not len(summary.nulls):
         return f"{text}; how many by chance is unknown (<code>score.null</code> is off)."
@@ -281,7 +281,7 @@ def _facts(row: Mapping[str, Any]) -> str:
             ("L(ε)", "loss_none"),
             ("L(call)", "loss_call"),
             ("L(call, result)", "loss_result"),
-            ("gain by chance", "gain_null"),
+            ("gain with another result", "gain_null"),
             ("p(API)", "p_api"),
         )
     ]

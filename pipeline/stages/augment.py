@@ -27,6 +27,7 @@ from pipeline.context import Context
 from pipeline.errors import WorkError
 from pipeline.records import stable_hash
 from pipeline.report.card import write_card
+from pipeline.report.gains import threshold
 from pipeline.shards import RunFolder, write_json
 
 CALL = pa.struct(
@@ -225,7 +226,7 @@ def explain_nothing_kept(context: Context) -> str:
         part = f"{n} {_PLURALS.get(reason, reason)}"
         if reason == "below_threshold" and misses:
             best = misses[0]
-            part += f" (best gain {best['gain']:.2f} at {_threshold(context, best['tool'])})"
+            part += f" (best gain {best['gain']:.2f} {_threshold(context, best['tool'])})"
         parts.append(part)
     text = f"0 kept because: {', '.join(parts)}"
     if misses:
@@ -234,10 +235,12 @@ def explain_nothing_kept(context: Context) -> str:
 
 
 def _threshold(context: Context, tool: str) -> str:
-    tau = context.config.select.tau_of(tool)
-    if isinstance(tau, FalseKeepRate):
-        return f"false_keep_rate {tau.false_keep_rate:g}"
-    return f"tau_f {tau:g}"
+    asked = context.config.select.tau_of(tool)
+    used = threshold(context.folder, context.config, tool)
+    if isinstance(asked, FalseKeepRate):
+        rate = f"false_keep_rate {asked.false_keep_rate:g}"
+        return f"at tau_f {used:.2f} for {rate}" if used is not None else f"and no tau_f for {rate}"
+    return f"at tau_f {asked:g}"
 
 
 def _miss(row: Mapping[str, Any]) -> str:

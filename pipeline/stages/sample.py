@@ -9,13 +9,19 @@ keys, equal calls merged. Not covered: running the calls (stage `execute`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from pipeline.context import Context
 from pipeline.lm.forward import Budget, LanguageModel
+from pipeline.lm.grammar import (
+    CallGrammar,
+    expression_grammar,
+    numbers_before,
+    schema_grammar,
+)
 from pipeline.lm.loss import loss_weights, plain_losses
 from pipeline.lm.prompts import load_prompt
 from pipeline.lm.sampling import (
@@ -24,6 +30,7 @@ from pipeline.lm.sampling import (
     Row,
     Sampled,
     Settings,
+    TokenMask,
     choose_positions,
     encode_prompt,
     read_positions,
@@ -89,11 +96,20 @@ def _sample_tool(
         numbers = [own[i] for i in indices]
         batch = read_positions(lm, prompt, [encoded[n] for n in numbers], settings.syntax)
         rows = []
+        grammars: dict[tuple[int, int], str] = {}
         for doc, n in enumerate(numbers):
             chosen = _positions(tool, batch.p_api[doc], encoded[n], plain[n], context)
+            if config.sample.constrain:
+                for i in chosen:
+                    start = encoded[n].char_starts[i]
+                    grammar = _grammar(tool, documents[n].text, start, context)
+                    if grammar is not None:
+                        grammars[doc, i] = grammar
+                chosen = [i for i in chosen if (doc, i) in grammars]
+            context.count(tool, "sampled_positions", len(chosen))
             _, _, m = config.sample.of(tool)
             rows += [Row(doc, i, s) for i in chosen for s in range(m)]
-        sampled = _draw(lm, prompt, batch, rows, settings, context)
+        sampled = _draw(lm, prompt, batch, rows, settings, grammars, context)
         on_done(len(numbers))
         return [
             (n, _candidates(tool, n, doc, sampled, documents, encoded, plain, batch, context))
@@ -146,8 +162,25 @@ def _positions(
         able = [i for i in chosen if float(plain[i]) >= config.gain_floor]
         context.count(tool, "pruned_position", len(chosen) - len(able))
         chosen = able
-    context.count(tool, "sampled_positions", len(chosen))
     return chosen
+
+
+def _grammar(tool: str, text: str, char_start: int, context: Context) -> str | None:
+    """The grammar of a call at a place; None where no call can be written."""
+    sample, syntax = context.config.sample, context.config.call_format.syntax
+    before = text[:char_start] if sample.words == "from_context" else None
+    if tool == "Calculator":
+        numbers = None
+        if sample.numbers == "from_context":
+            numbers = numbers_before(text, char_start)
+            if len(numbers) < 2:
+                context.count(tool, "too_few_numbers")
+                return None
+        return expression_grammar(tool, numbers, syntax)
+    if before is not None and not before.strip():
+        return None
+    schema = context.executor().find(tool).spec.parameters
+    return schema_grammar(tool, schema, before, syntax)
 
 
 def _draw(
@@ -156,10 +189,18 @@ def _draw(
     batch: DocumentBatch,
     rows: list[Row],
     settings: Settings,
+    grammars: Mapping[tuple[int, int], str],
     context: Context,
 ) -> list[Sampled]:
     tool = prompt.prompt.tool
-    sampled = sample_rows(lm, prompt, batch, rows, settings) if rows else []
+    if "grammar" not in context.resources and grammars:
+        context.resources["grammar"] = CallGrammar(lm.tokenizer)
+
+    def mask_of(row: Row) -> TokenMask | None:
+        grammar = grammars.get((row.doc, row.position))
+        return context.resources["grammar"].mask(grammar) if grammar else None
+
+    sampled = sample_rows(lm, prompt, batch, rows, settings, mask_of) if rows else []
     context.count(tool, "samples", len(sampled))
     for item in sampled:
         if item.reason is not None:

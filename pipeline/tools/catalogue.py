@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Annotated, Any
 
@@ -13,17 +13,36 @@ from pipeline.errors import ConfigError
 from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
 from pipeline.tools.calendar import CalendarConfig, build_calendar
-from pipeline.tools.search import WikiSearchConfig, build_wiki_search
+from pipeline.tools.dense import DenseSearch, DenseSearchConfig, build_dense_search
+from pipeline.tools.python import Python, PythonConfig
+from pipeline.tools.qa import CausalReaderConfig, Generate, QAConfig, build_qa
+from pipeline.tools.search import WikiSearch, WikiSearchConfig, build_wiki_search
+from pipeline.tools.translate import MTConfig, build_mt
+from pipeline.tools.units import Units, UnitsConfig
 from pipeline.tools.user import FunctionConfig, build_function
 
 ToolConfig = Annotated[
-    CalculatorConfig | CalendarConfig | WikiSearchConfig | FunctionConfig,
+    CalculatorConfig
+    | CalendarConfig
+    | WikiSearchConfig
+    | DenseSearchConfig
+    | QAConfig
+    | MTConfig
+    | PythonConfig
+    | UnitsConfig
+    | FunctionConfig,
     Field(discriminator="name"),
 ]
 
 # The built-in tools; `Function` stands for a function of the user's.
-BUILT_IN = ("Calculator", "Calendar", "WikiSearch")
+BUILT_IN = (
+    *("Calculator", "Calendar", "WikiSearch", "DenseSearch"),
+    *("QA", "MT", "Python", "Units"),
+)
 TOOL_NAMES = (*BUILT_IN, "Function")
+
+# Loads a causal model and gives its generation: (model, max_new_tokens) -> prompts -> texts.
+LoadGenerate = Callable[[str, int], Generate]
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(ToolConfig)
 
@@ -37,15 +56,17 @@ def parse_tool_config(raw: Mapping[str, Any], where: str = "tools") -> Any:
         raise ConfigError("\n".join(lines)) from None
 
 
-def build_tools(configs: Sequence[Any]) -> list[Tool]:
+def build_tools(configs: Sequence[Any], load_generate: LoadGenerate | None = None) -> list[Tool]:
     """The tools of a configuration, in its order; an entry is a mapping or a config dataclass.
+
+    `load_generate` loads the causal model of a QA reader: tools know no model themselves.
 
     Raises ConfigError for an unknown tool or key, and when two tools share a name.
     """
     tools: list[Tool] = []
     for index, entry in enumerate(configs):
         config = entry if is_dataclass(entry) else parse_tool_config(entry, f"tools.{index}")
-        tools.extend(_build(config))
+        tools.extend(_build(config, load_generate))
     seen: set[str] = set()
     for tool in tools:
         if tool.spec.name.lower() in seen:
@@ -54,23 +75,44 @@ def build_tools(configs: Sequence[Any]) -> list[Tool]:
     return tools
 
 
-def _build(config: Any) -> list[Tool]:
+def _build(config: Any, load_generate: LoadGenerate | None) -> list[Tool]:
     match config:
         case CalculatorConfig():
             return [Calculator()]
         case CalendarConfig():
             return [build_calendar(config)]
-        case WikiSearchConfig():
-            return [build_wiki_search(config)]
+        case WikiSearchConfig() | DenseSearchConfig():
+            return [_build_search(config)]
+        case QAConfig():
+            generate = None
+            if isinstance(config.reader, CausalReaderConfig) and load_generate is not None:
+                generate = load_generate(config.reader.model, config.reader.max_new_tokens)
+            return [build_qa(config, _build_search(config.search), generate)]
+        case MTConfig():
+            return [build_mt(config)]
+        case PythonConfig():
+            return [Python(config)]
+        case UnitsConfig():
+            return [Units()]
         case FunctionConfig():
-            tool = build_function(config)
-            if tool.spec.name.lower() in {name.lower() for name in BUILT_IN}:
-                raise ConfigError(
-                    f"{config.function}: {tool.spec.name!r} is the name of a built-in tool; "
-                    "give it another one with `rename`"
-                )
-            return [tool]
+            return [_build_function(config)]
     raise ConfigError(f"tools: {type(config).__name__} is no tool configuration")
+
+
+def _build_search(config: WikiSearchConfig | DenseSearchConfig) -> WikiSearch | DenseSearch:
+    if isinstance(config, WikiSearchConfig):
+        return build_wiki_search(config)
+    return build_dense_search(config)
+
+
+def _build_function(config: FunctionConfig) -> Tool:
+    tool = build_function(config)
+    if tool.spec.name.lower() in {name.lower() for name in BUILT_IN}:
+        raise ConfigError(
+            f"{config.function}: {tool.spec.name!r} is the name of a built-in tool; "
+            "give it another one with `rename`"
+        )
+    return tool
 
 
 def _explain(where: str, detail: dict[str, Any]) -> str:

@@ -36,3 +36,8 @@ def detect_language(text: str, sure: float = SURE) -> str | None:
         return None
     code, probability = _identifier().classify(text)
     return str(code) if probability >= sure else None
+
+
+def rank_languages(text: str) -> list[str]:
+    """All languages, the likeliest first, however unsure."""
+    return [str(code) for code, _ in _identifier().rank(text)]

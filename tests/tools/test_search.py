@@ -13,7 +13,6 @@ from pipeline.tools.articles import Passage, split_passages, split_sentences
 from pipeline.tools.base import ToolError
 from pipeline.tools.search import (
     WikiSearchConfig,
-    build_index,
     build_wiki_search,
     cut_at_word,
     query_terms,
@@ -38,6 +37,10 @@ def write(path: Path, rows: list[dict]) -> str:
 def config(tmp_path: Path) -> WikiSearchConfig:
     source = write(tmp_path / "a.jsonl", ARTICLES)
     return WikiSearchConfig(sources=(source,), index=str(tmp_path / "index.sqlite"))
+
+
+def build_index(config: WikiSearchConfig) -> Path:
+    return build_wiki_search(config).index.path
 
 
 def ask(tool, query: str) -> str:
@@ -167,7 +170,7 @@ def test_parquet_folder_and_saved_data_set_hold_the_same(tmp_path, monkeypatch):
             sources=(str(tmp_path / source),), title_field="t", text_field="x"
         )
         assert ask(build_wiki_search(config), "wines").startswith("Porto > ")
-    assert len(list((tmp_path / "cache").glob("search-*.sqlite"))) == 3
+    assert len(list((tmp_path / "cache").glob("wikisearch-*.sqlite"))) == 3
 
 
 def build_and_ask(config: WikiSearchConfig, answers) -> None:
