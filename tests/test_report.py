@@ -24,7 +24,7 @@ from pipeline.records import REASONS, Candidate, Document, SelectedCall, call_id
 from pipeline.report.arms import arms_table
 from pipeline.report.catalogue import print_tools, tools_document
 from pipeline.report.diff import diff_runs, print_diff
-from pipeline.report.export import dataset_table, export_run
+from pipeline.report.export import chat_messages, dataset_table, export_run
 from pipeline.report.funnel import build_funnel
 from pipeline.report.page import KEPT_SHOWN, OTHERS_SHOWN, write_report
 from pipeline.report.rows import COLUMNS, show_rows
@@ -454,6 +454,16 @@ def test_export_chat_messages_are_structured_calls_around_the_text(tmp_path: Pat
         "role": "tool", "tool_call_id": "call_1", "name": "Calculator", "content": "288"
     }  # fmt: skip
     assert rest["content"].startswith(" 288 apples")
+
+
+def test_chat_messages_of_two_calls_lose_nothing() -> None:
+    calls = [
+        {"tool": "A", "arguments": {"x": 1}, "result": "r", "char_start": 4},
+        {"tool": "B", "arguments": {}, "result": "s", "char_start": 7},
+    ]
+    messages = chat_messages("one two three", calls)
+    assert [m["content"] for m in messages[1:]] == ["one ", "r", "two", "s", " three"]
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["call_1", "call_2"]
 
 
 def test_export_refuses_unknown_formats_and_runs_without_data_set(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""The tools of a catalogue, listed: `callsieve tools list`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.report.terminal import plain
+from pipeline.tools.arguments import linear_template
+from pipeline.tools.base import Tool
+
+
+def tools_document(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Describe tools as a JSON document: name, how a call is written, schema, limits."""
+    return [
+        {
+            "name": tool.spec.name,
+            "version": tool.spec.version,
+            "description": tool.spec.description,
+            "call": linear_template(tool.spec),
+            "parameters": tool.spec.parameters,
+            "result_limit": tool.spec.result_limit,
+            "timeout_s": tool.spec.timeout_s,
+            "effects": tool.spec.effects,
+        }
+        for tool in tools
+    ]
+
+
+def print_tools(document: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print a list of tools (`tools_document`)."""
+    table = Table(box=None)
+    table.add_column("call", no_wrap=True)
+    table.add_column("what it does", overflow="fold")
+    for tool in document:
+        effects = " (has effects outside: asks for approval)" if tool["effects"] else ""
+        table.add_row(
+            Text(plain(tool["call"]), style="bold"), Text(plain(tool["description"] + effects))
+        )
+    (console or Console()).print(table)

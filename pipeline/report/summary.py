@@ -1,0 +1,51 @@
+"""What a run ends with: funnel, best calls, near misses, the arms, where the report is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.report.arms import arms_table
+from pipeline.report.funnel import build_funnel
+from pipeline.report.rows import show_rows
+from pipeline.report.terminal import plain, print_calls, print_funnel
+from pipeline.shards import RunFolder, read_json
+
+BEST, NEAR_MISSES = 5, 2
+
+
+def print_summary(folder: RunFolder, console: Console | None = None) -> None:
+    """Print what has come out of a run so far."""
+    console = console or Console()
+    print_funnel(build_funnel(folder), console)
+    if folder.parts("select"):
+        _section(folder, console, "best kept calls", "kept", BEST)
+        _section(folder, console, "near misses", "below_threshold", NEAR_MISSES)
+    print_arms(read_json(folder.stage("evaluate") / "results.json"), console)
+    report = folder.path / "report.html"
+    if report.exists():
+        console.print(Text(f"report: {report}"), soft_wrap=True)
+
+
+def _section(folder: RunFolder, console: Console, title: str, reason: str, n: int) -> None:
+    rows = show_rows(folder, reason=reason, n=n)
+    if rows:
+        console.print(Text(f"\n{title}", style="bold"))
+        print_calls(rows, console)
+
+
+def print_arms(results: Any, console: Console | None = None) -> None:
+    """Print the table of the evaluated arms; nothing when there is no evaluation."""
+    found = arms_table(results)
+    if not found.rows:
+        return
+    table = Table(title=Text("arms", style="bold"), title_justify="left", box=None)
+    table.add_column("measure")
+    for arm in found.arms:
+        table.add_column(Text(plain(arm)), justify="right")
+    for name, cells in found.rows:
+        table.add_row(Text(plain(name)), *(Text(plain(cell)) for cell in cells))
+    (console or Console()).print(table)
