@@ -130,6 +130,20 @@ def test_text_files_are_one_document_each_in_order_of_their_names(tmp_path: Path
     ]  # fmt: skip
 
 
+def test_every_source_is_read_with_its_own_settings(tmp_path: Path) -> None:
+    rows = [{"a": f"{TEXT} a{n}.", "b": f"{TEXT} b{n}."} for n in range(3)]
+    path = str(write_jsonl(tmp_path / "c.jsonl", rows))
+    sources = [
+        {"path": path, "text_field": "a", "name": "first", "limit": 2},
+        {"path": path, "text_field": "b", "name": "second"},
+    ]
+    found, rejects = run_ingest(tmp_path, sources, shards=1)
+    assert [(d.source, d.text[-3:-1]) for d in found] == [
+        ("first", "a0"), ("first", "a1"), ("second", "b0"), ("second", "b1"), ("second", "b2")
+    ]  # fmt: skip
+    assert rejects == []
+
+
 def test_id_does_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
     ids = []
     for name in ("one", "two"):

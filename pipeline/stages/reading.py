@@ -68,10 +68,16 @@ def open_sources(sources: Iterable[Source], max_bytes: int) -> Iterator[Record |
     for source in sources:
         if source.dataset is not None:
             rows = iter(open_dataset(source.dataset, source.split))
-            streams.append(_read_dataset(rows, source, max_bytes))
+            stream = _read_dataset(rows, source, max_bytes)
         else:
-            streams += [read_file(path, source, max_bytes) for path in files_of(source)]
+            stream = _read_files(files_of(source), source, max_bytes)
+        streams.append(itertools.islice(stream, source.limit))
     return itertools.chain.from_iterable(streams)
+
+
+def _read_files(files: Iterable[Path], source: Source, max_bytes: int) -> Iterator[Record | Reject]:
+    for path in files:
+        yield from read_file(path, source, max_bytes)
 
 
 def files_of(source: Source) -> list[Path]:
