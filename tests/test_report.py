@@ -322,7 +322,7 @@ def test_report_shows_funnel_gains_calls_and_settings(tmp_path: Path) -> None:
     for words in (
         "Calculator(12 * 24) → 288", "L(call, result) 0.500", "bad_arguments: not a sum",
         "rejected, bad json: 2", "3 of 4 calls reach tau_f 0.3",
-        "1 would with the result of another call: estimated false-keep rate 33.3%",
+        "1 of 4 would by another's result: estimated false-keep rate 33.3%",
         "not finished: augment has 0 of 1 shards", "tau_s: 0.05",
     ):  # fmt: skip
         assert words in page.words, words
@@ -369,6 +369,12 @@ def test_report_finds_the_threshold_of_a_wanted_rate(tmp_path: Path) -> None:
     words = Page(write_report(folder)).words
     assert "3 of 4 calls reach tau_f 0.5;" in words
     assert "none reaches the wanted false-keep rate" in words
+
+
+def test_report_estimates_from_a_share_of_the_calls(tmp_path: Path) -> None:
+    words = Page(write_report(make_run(tmp_path / "run", score={"null_share": 0.5}))).words
+    assert "1 of 4 would by another's result: estimated false-keep rate 66.7%" in words
+    assert "50%kept by chance (estimate)" in words
 
 
 def test_report_shows_the_arms(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class GainSummary:
     gains: NDArray[np.float64]
     nulls: NDArray[np.float64]
     tau_f: float | None
+    null_share: float = 1.0  # of the calls, those scored with another call's result
 
     @property
     def passing(self) -> int:
@@ -42,7 +43,9 @@ class GainSummary:
         """Estimated share of the calls over the threshold that are there by chance."""
         if self.tau_f is None or not len(self.nulls):
             return None
-        return false_keep_rate(self.gains.tolist(), self.nulls.tolist(), self.tau_f)
+        return false_keep_rate(
+            self.gains.tolist(), self.nulls.tolist(), self.tau_f, self.null_share
+        )
 
 
 def gain_summaries(folder: RunFolder, config: Config, calls: pa.Table | None) -> list[GainSummary]:
@@ -55,7 +58,8 @@ def gain_summaries(folder: RunFolder, config: Config, calls: pa.Table | None) ->
         gains = _numbers(own["gain"])
         if len(gains):
             tau = threshold(folder, config, tool)
-            found.append(GainSummary(tool, gains, _numbers(own["gain_null"]), tau))
+            nulls, share = _numbers(own["gain_null"]), config.score.null_share
+            found.append(GainSummary(tool, gains, nulls, tau, share))
     return found
 
 

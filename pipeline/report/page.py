@@ -102,7 +102,7 @@ def _tiles(funnel: Mapping[str, Any], summaries: Sequence[GainSummary]) -> str:
             if row["step"] == step
         )  # fmt: skip
 
-    by_chance = sum(summary.passing_by_chance for summary in summaries)
+    by_chance = sum(s.passing_by_chance / s.null_share for s in summaries if len(s.nulls))
     passing = sum(summary.passing for summary in summaries)
     rate = f"{min(1.0, by_chance / passing):.0%}" if passing and _has_null(summaries) else "unknown"
     tiles = [
@@ -184,8 +184,8 @@ def _chance(summary: GainSummary) -> str:
         return "No threshold: not selected yet, or none reaches the wanted false-keep rate."
     text = f"{summary.passing:,} of {len(summary.gains):,} calls reach tau_f {summary.tau_f:.3g}"
     if not len(summary.nulls):
-        return f"{text}; how many by chance is unknown (<code>score.null</code> is off)."
-    text += f"; {summary.passing_by_chance:,} would with the result of another call"
+        return f"{text}; how many by chance is unknown (no call has another's result to try)."
+    text += f"; {summary.passing_by_chance:,} of {len(summary.nulls):,} would by another's result"
     if summary.false_keep_rate is None:
         return f"{text}."
     return f"{text}: estimated false-keep rate {summary.false_keep_rate:.1%}."
