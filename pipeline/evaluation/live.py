@@ -1,0 +1,78 @@
+"""A checkpoint with its tools: generation with live calls outside of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.calls import CallSyntax
+from pipeline.config import Model
+from pipeline.lm.checkpoint import load_model, read_extra
+from pipeline.lm.generation import Generation, LiveCalls, generate
+from pipeline.tools.catalogue import build_tools
+from pipeline.tools.executor import Executor
+
+
+def live_calls(
+    executor: Executor,
+    documents: Mapping[int, Mapping[str, Any]],
+    *,
+    syntax: CallSyntax,
+    call_k: int,
+    max_calls: int,
+    enabled: bool = True,
+) -> LiveCalls:
+    """Live calls to the tools of an executor; `documents` gives date and id per prompt."""
+    return LiveCalls(
+        syntax,
+        [spec.name for spec in executor.specs],
+        lambda tool, arguments, index: executor.execute(tool, arguments, documents[index]),
+        call_k=call_k,
+        max_calls=max_calls,
+        enabled=enabled,
+    )
+
+
+def generate_text(
+    model_path: str,
+    prompt: str,
+    *,
+    max_new_tokens: int = 64,
+    date: str | None = None,
+    call_k: int | None = None,
+    max_calls: int | None = None,
+    enabled: bool = True,
+    temperature: float = 0.0,
+    seed: int = 0,
+    device: str = "auto",
+    executor: Executor | None = None,
+) -> Generation:
+    """Continue a prompt with the model in a folder, calling the tools that it was trained with.
+
+    `callsieve.json` beside the weights names syntax, tools, `call_k` and `max_calls`; without it
+    (or without tools in it) the text is plain. `executor` replaces the tools of the checkpoint.
+    Raises ConfigError when the model or one of its tools cannot be loaded.
+    """
+    model, tokenizer = load_model(Model(path=model_path, device=device))
+    extra = read_extra(model_path)
+    plain: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    if not extra.get("syntax") or not (extra.get("tools") or executor):
+        return generate(model, tokenizer, [prompt], **plain)[0]
+    own = executor or Executor(build_tools(extra["tools"]))
+    try:
+        calls = live_calls(
+            own,
+            {0: {"date": date, "doc_id": ""}},
+            syntax=CallSyntax(**extra["syntax"]),
+            call_k=extra["call_k"] if call_k is None else call_k,
+            max_calls=extra["max_calls"] if max_calls is None else max_calls,
+            enabled=enabled,
+        )
+        return generate(model, tokenizer, [prompt], calls=calls, **plain)[0]
+    finally:
+        if executor is None:
+            own.close()
