@@ -66,7 +66,7 @@ def run(context: Context) -> None:
     traces = [trace for arm in ARMS for trace in arms[arm]["traces"]]
     lines = [json.dumps(trace, ensure_ascii=False) + "\n" for trace in traces]
     write_text(folder.stage("evaluate") / "traces.jsonl", "".join(lines))
-    results = {
+    results: dict[str, Any] = {
         "arms": {arm: arms[arm]["measures"] for arm in ARMS},
         "questions": len(questions),
         "held_out_documents": len(texts),
