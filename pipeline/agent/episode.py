@@ -61,6 +61,7 @@ class Episode:
         self._nudged: set[str] = set()
         self._failures = self._rejections = self._inline_calls = 0
         self._forcing = False
+        self._thought_only = False  # a thought was written and its action is asked for next
         self._pending: list[tuple[Call, Execution | None]] = []
         self._partial = ""  # the turn so far, while inline calls are answered within it
         self._begin()
@@ -80,7 +81,8 @@ class Episode:
         if self.exit_reason is not None:
             return None
         limits = self.settings.limits
-        within = self._partial and self._inline_calls <= limits.max_inline_calls
+        inlined = self._partial and self._inline_calls <= limits.max_inline_calls
+        within = inlined or self._thought_only
         if not within and self.step >= limits.max_steps and not self._last_turn():
             return None
         if not within and not self._forcing:
@@ -128,7 +130,8 @@ class Episode:
         if not self.settings.prefixes or self._partial:
             return ""
         if self.settings.protocol == "react":
-            return "Thought:" if self.settings.thoughts else "Action:"
+            thinks = self.settings.thoughts and not self._thought_only
+            return "Thought:" if thinks else "Action:"
         return {"plain": "Thought:", "direct": "Answer:"}.get(self.settings.protocol, "")
 
     # The turn
@@ -139,6 +142,7 @@ class Episode:
             overflow = isinstance(reply, ContextOverflow)
             self.end("context_overflow" if overflow else "model_error", str(reply))
             return []
+        action_was_asked, self._thought_only = self._thought_only, False
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
         turn = number_calls(self._read(reply), f"{self.task.task_id}-{len(self.messages)}")
@@ -164,7 +168,7 @@ class Episode:
         elif turn.answer is not None:
             self._submit(turn.answer, reply.finish)
         else:
-            self._nothing(turn)
+            self._nothing(turn, action_was_asked)
         return [call for call, done in self._pending if done is None]
 
     def _read(self, reply: Reply) -> Turn:
@@ -329,10 +333,12 @@ class Episode:
         self.answer = answer
         self.end("finished")
 
-    def _nothing(self, turn: Turn) -> None:
+    def _nothing(self, turn: Turn, action_was_asked: bool) -> None:
         """Handle a turn with neither a call nor an answer."""
         if "ask_finish_form" in turn.flags and "finish" not in self._nudged:
             self._nudge_once("finish", FINISH_FORM)
+        elif not action_was_asked and self._awaits_action(turn):
+            self._thought_only = True
         elif turn.text.strip():
             problem = turn.errors[0] if turn.errors else "no action and no final answer in it"
             cut = " The turn was cut at its length limit." if "length_cut" in turn.flags else ""
@@ -341,6 +347,12 @@ class Episode:
             self._submit(earlier, "stop")
         else:
             self._nudge_once("empty", f"The turn was empty. {self.module.HINT}")
+
+    def _awaits_action(self, turn: Turn) -> bool:
+        """Tell whether a turn is a mere thought, whose action can be had by beginning it."""
+        forced = self.settings.prefixes and self.settings.protocol == "react"
+        thought = turn.text.removeprefix("Thought:").strip()
+        return forced and self.settings.thoughts and thought != "" and "Action" not in thought
 
     def _said(self) -> str:
         """Return what was already said when the closing turn is empty."""

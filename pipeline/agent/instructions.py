@@ -1,4 +1,7 @@
-"""Instruction files: versioned text in `data/agent`, with nothing volatile in them."""
+"""Instruction files: versioned text in `data/agent`, with nothing volatile in them.
+
+`{tools}` marks where the catalogue of tools goes; it is the only thing that is filled in.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,13 @@ def catalogue_text(specs: Sequence[ToolSpec], protocol: str) -> str:
 
 
 def system_text(instructions: str, specs: Sequence[ToolSpec], protocol: str) -> str:
-    """Put the instructions and, where the protocol needs them in words, the tools together."""
+    """Put the tools in words where the instructions say `{tools}`, else after them.
+
+    In `chat` the tools go with the request instead.
+    """
+    listed = catalogue_text(specs, protocol)
+    if "{tools}" in instructions:
+        return instructions.replace("{tools}", listed or "(none)")
     if protocol not in ("react", "inline") or not specs or not instructions:
         return instructions
-    return f"{instructions}\n\nTools:\n{catalogue_text(specs, protocol)}"
+    return f"{instructions}\n\nTools:\n{listed}"

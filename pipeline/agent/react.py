@@ -15,11 +15,12 @@ from pipeline.agent.turns import Call, Message, Turn
 from pipeline.calls import scan_balanced
 
 STOP: tuple[str, ...] = ("\nObservation", "\nQuestion:")
+# In words: small models copy a form that is shown, placeholders and all.
 HINT = (
-    "Write one action as `Action: name[argument]`, or end with `Action: Finish[answer]` "
-    "or `Final Answer: answer`."
+    "Write one line that begins with Action: and names a tool, with its argument in square "
+    "brackets; or Finish, with the answer in square brackets."
 )
-FINISH_FORM = "If nothing is left to do, end with `Action: Finish[answer]`."
+FINISH_FORM = "If nothing is left to do, write Action: Finish with the answer in square brackets."
 
 _MARKER = re.compile(
     r"^[ \t]*[*#]*[ \t]*(?P<word>thought|action|observation|final answer|question)"

@@ -107,7 +107,7 @@ def test_parse_failures_in_a_row_end_the_run_and_a_good_turn_resets_them():
     result = play(lambda _: talk)
     assert (result.exit_reason, result.steps, result.answer) == ("parse_failures", 3, None)
     nudges = [m for m in result.messages if m.kind == "nudge"]
-    assert len(nudges) == 2 and "Action: name[argument]" in nudges[0].content
+    assert len(nudges) == 2 and "begins with Action:" in nudges[0].content
     mixed = [talk, talk, "Action: echo[a]", talk, talk, "Finish[a]"]
     assert play(mixed, [echo()]).exit_reason == "finished"
 
@@ -143,7 +143,7 @@ def test_an_empty_closing_turn_does_not_erase_the_answer():
 def test_action_none_asks_once_for_the_finish_form():
     result = play(["Action: None", "Action: None", "Finish[3]"])
     nudges = [m.content for m in result.messages if m.kind == "nudge"]
-    assert "Finish[answer]" in nudges[0] and len(nudges) == 2
+    assert "Action: Finish" in nudges[0] and len(nudges) == 2
     assert (result.exit_reason, result.answer) == ("finished", "3")
 
 
@@ -466,6 +466,24 @@ def test_thoughts_stay_out_of_the_state_for_act():
         "Action: echo[a]",
         "Action: Finish[x]",
     ]
+
+
+def test_a_mere_thought_is_given_its_action_within_the_step():
+    prefixes = []
+
+    def policy(request):
+        prefixes.append(request.prefix)
+        written = ["a thought", "echo[a]", "done", "nothing", "so", "Finish[b]"]
+        return f"{request.prefix} {written[len(prefixes) - 1]}"
+
+    result = play(policy, [echo()], prefixes=True)
+    assert prefixes == ["Thought:", "Action:", "Thought:", "Action:", "Thought:", "Action:"]
+    assert (result.exit_reason, result.answer, result.steps) == ("finished", "b", 3)
+    from pipeline.agent import react
+
+    assert "Thought: a thought\nAction: echo[a]\nObservation: got a\n" in react.render(
+        result.messages
+    )
 
 
 # Inline calls
