@@ -14,6 +14,7 @@ from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
 from pipeline.tools.calendar import CalendarConfig, build_calendar
 from pipeline.tools.dense import DenseSearch, DenseSearchConfig, build_dense_search
+from pipeline.tools.mcp import MCPConfig, build_mcp_tools
 from pipeline.tools.python import Python, PythonConfig
 from pipeline.tools.qa import CausalReaderConfig, Generate, QAConfig, build_qa
 from pipeline.tools.search import WikiSearch, WikiSearchConfig, build_wiki_search
@@ -30,16 +31,17 @@ ToolConfig = Annotated[
     | MTConfig
     | PythonConfig
     | UnitsConfig
-    | FunctionConfig,
+    | FunctionConfig
+    | MCPConfig,
     Field(discriminator="name"),
 ]
 
-# The built-in tools; `Function` stands for a function of the user's.
+# The built-in tools; `Function` stands for a function of the user's, `MCP` for a server's tools.
 BUILT_IN = (
     *("Calculator", "Calendar", "WikiSearch", "DenseSearch"),
     *("QA", "MT", "Python", "Units"),
 )
-TOOL_NAMES = (*BUILT_IN, "Function")
+TOOL_NAMES = (*BUILT_IN, "Function", "MCP")
 
 # Loads a causal model and gives its generation: (model, max_new_tokens) -> prompts -> texts.
 LoadGenerate = Callable[[str, int], Generate]
@@ -64,15 +66,31 @@ def build_tools(configs: Sequence[Any], load_generate: LoadGenerate | None = Non
     Raises ConfigError for an unknown tool or key, and when two tools share a name.
     """
     tools: list[Tool] = []
-    for index, entry in enumerate(configs):
-        config = entry if is_dataclass(entry) else parse_tool_config(entry, f"tools.{index}")
-        tools.extend(_build(config, load_generate))
+    try:
+        for index, entry in enumerate(configs):
+            config = entry if is_dataclass(entry) else parse_tool_config(entry, f"tools.{index}")
+            tools.extend(_build(config, load_generate))
+        _refuse_equal_names(tools)
+    except ValueError:
+        close_tools(tools)
+        raise
+    return tools
+
+
+def close_tools(tools: Sequence[Tool]) -> None:
+    """End what tools hold open: processes, connections to servers."""
+    for tool in tools:
+        closing = getattr(tool, "close", None)
+        if closing is not None:
+            closing()
+
+
+def _refuse_equal_names(tools: Sequence[Tool]) -> None:
     seen: set[str] = set()
     for tool in tools:
         if tool.spec.name.lower() in seen:
             raise ConfigError(f"tools: two tools are called {tool.spec.name!r}; rename one")
         seen.add(tool.spec.name.lower())
-    return tools
 
 
 def _build(config: Any, load_generate: LoadGenerate | None) -> list[Tool]:
@@ -96,6 +114,8 @@ def _build(config: Any, load_generate: LoadGenerate | None) -> list[Tool]:
             return [Units()]
         case FunctionConfig():
             return [_build_function(config)]
+        case MCPConfig():
+            return list(build_mcp_tools(config))
     raise ConfigError(f"tools: {type(config).__name__} is no tool configuration")
 
 

@@ -1,4 +1,4 @@
-"""WikiSearch: BM25 over an encyclopedia, by SQLite FTS5 with Porter stemming."""
+"""WikiSearch: BM25 over an encyclopedia, by SQLite FTS5 with Porter stemming, or by tantivy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,6 +21,7 @@ from pipeline.tools.index import (
     read_meta,
 )
 
+SEARCH_TIMEOUT_S = 10.0
 _MAX_TERMS = 32
 _TITLE_WEIGHT = 3.0
 _TERM = re.compile(r"\w+")
@@ -44,12 +46,14 @@ class WikiSearchConfig:
     """What is searched. `sources`: JSONL or Parquet files, globs, a folder, or `hf:NAME`.
 
     `index` is the index file (default: one in the user's cache folder, named by its sources).
+    `engine: tantivy` needs the extra of that name and is far faster on millions of passages.
     """
 
     __pydantic_config__ = STRICT
 
     name: Literal["WikiSearch"] = "WikiSearch"
     sources: tuple[str, ...] = ("data/encyclopedia/*.jsonl",)
+    engine: Literal["fts5", "tantivy"] = "fts5"
     index: str | None = None
     title_field: str = "title"
     text_field: str = "text"
@@ -81,23 +85,32 @@ class SearchEngine(Protocol):
         ...
 
 
+class BM25Engine(Protocol):
+    """What WikiSearch needs of an engine."""
+
+    fingerprint: str  # of the contents
+
+    def find(self, terms: list[str], limit: int, marks: tuple[str, str]) -> list[Passage]:
+        """The best passages, best first, the words that match between `marks`."""
+        ...
+
+
 class WikiSearch:
     """Finds the passage of an encyclopedia that fits a query, by words (BM25)."""
 
-    def __init__(self, index: Path, *, results: int = 1, result_limit: int = 200) -> None:
-        self.index = ReadOnlyIndex(Path(index))
+    def __init__(self, engine: BM25Engine, *, results: int = 1, result_limit: int = 200) -> None:
+        self.engine = engine
         self.results = results
-        fingerprint = read_meta(Path(index)).get("fingerprint", "")
         self.spec = ToolSpec(
             name="WikiSearch",
-            version=content_version("1", fingerprint, results, result_limit),
+            version=content_version("1", engine.fingerprint, results, result_limit),
             description=(
                 "Searches an encyclopedia by words and returns a short snippet as 'Title > text'. "
                 "Example: capital of Portugal."
             ),
             parameters=one_string("query", "What to look for: names and key words"),
             result_limit=result_limit,
-            timeout_s=10.0,
+            timeout_s=SEARCH_TIMEOUT_S,
         )
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
@@ -115,24 +128,34 @@ class WikiSearch:
         ]
 
     def _marked(self, query: str, limit: int) -> list[Passage]:
-        """Passages whose matching words stand between marks."""
         terms = query_terms(query)
-        if not terms:
-            return []
+        return self.engine.find(terms, limit, (_MATCH, _END)) if terms else []
+
+
+class FtsEngine:
+    """SQLite FTS5."""
+
+    def __init__(self, index: Path, title_weight: float) -> None:
+        self.index = ReadOnlyIndex(index)
+        self.title_weight = title_weight
+        self.fingerprint = read_meta(index).get("fingerprint", "")
+
+    def find(self, terms: list[str], limit: int, marks: tuple[str, str]) -> list[Passage]:
+        """Every term is quoted, so that none is query syntax; raises ToolError of kind timeout."""
         match = " OR ".join(f'"{term}"' for term in terms)
         connection = self.index.connection()
-        deadline = time.monotonic() + self.spec.timeout_s
+        deadline = time.monotonic() + SEARCH_TIMEOUT_S
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             rows = connection.execute(
                 "SELECT title, highlight(passages, 1, ?, ?), bm25(passages, ?, 1.0) AS score "
                 "FROM passages WHERE passages MATCH ? ORDER BY score, rowid LIMIT ?",
-                (_MATCH, _END, _TITLE_WEIGHT, match, limit),
+                (*marks, self.title_weight, match, limit),
             ).fetchall()
         except sqlite3.OperationalError as error:
             if "interrupted" not in str(error):
                 raise
-            raise ToolError("timeout", f"the search ran over {self.spec.timeout_s:g} s") from None
+            raise ToolError("timeout", f"the search ran over {SEARCH_TIMEOUT_S:g} s") from None
         return [Passage(title, text, -score) for title, text, score in rows]
 
 
@@ -142,10 +165,19 @@ def build_wiki_search(config: WikiSearchConfig) -> WikiSearch:
     Raises ValueError for a missing source, a bad record, or an `index` that is another file.
     """
     fields = ArticleFields(config.title_field, config.text_field)
-    settings = IndexSettings("wikisearch", config.sources, fields, config.passage_words)
+    name = f"wikisearch-{config.engine}"
+    settings = IndexSettings(name, config.sources, fields, config.passage_words)
     index = Path(config.index) if config.index else default_index(settings)
-    build_index(settings, index, _fill)
-    return WikiSearch(index, results=config.results, result_limit=config.result_limit)
+    engine: BM25Engine
+    if config.engine == "tantivy":
+        from pipeline.tools.tantivy_engine import TantivyEngine, fill_tantivy
+
+        build_index(settings, index, partial(fill_tantivy, index))
+        engine = TantivyEngine(index)
+    else:
+        build_index(settings, index, _fill)
+        engine = FtsEngine(index, _TITLE_WEIGHT)
+    return WikiSearch(engine, results=config.results, result_limit=config.result_limit)
 
 
 def _fill(connection: sqlite3.Connection, passages: Iterator[Passage], fingerprint: str) -> None:

@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> WikiSearchConfig:
 
 
 def build_index(config: WikiSearchConfig) -> Path:
-    return build_wiki_search(config).index.path
+    return build_wiki_search(config).engine.index.path
 
 
 def ask(tool, query: str) -> str:
@@ -251,3 +251,24 @@ def test_index_can_be_read_by_plain_sqlite(config):
     connection = sqlite3.connect(build_index(config))
     rows = connection.execute("SELECT count(*) FROM passages WHERE passages MATCH 'wine'")
     assert rows.fetchone() == (1,)
+
+
+def test_tantivy_behind_the_same_interface(config, tmp_path):
+    pytest.importorskip("tantivy")
+    from dataclasses import replace
+
+    other = replace(config, engine="tantivy", index=str(tmp_path / "t.sqlite"))
+    tool = build_wiki_search(other)
+    assert ask(tool, "What is the capital of Portugal?") == (
+        "Lisbon > Lisbon is the capital of Portugal. It lies on the river Tagus."
+    )
+    assert ask(tool, "wine bridge").startswith("Porto > ")
+    assert ask(tool, "sao paulo").startswith("São Paulo > ")
+    assert [hit.title for hit in tool.search("Tagus", 5)] == ["Tagus", "Lisbon"]
+    for query in ('"', "title:Tagus AND (", "Tagus*"):
+        assert tool.search(query, 1) == ([] if query == '"' else tool.search("Tagus title", 1))
+    write(tmp_path / "a.jsonl", [{"title": "Quasar", "text": "A bright core."}])
+    newer = build_wiki_search(other)
+    assert ask(newer, "quasar").startswith("Quasar")
+    assert newer.spec.version != tool.spec.version
+    assert len(list(tmp_path.glob("*.tantivy"))) == 1
