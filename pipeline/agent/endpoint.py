@@ -18,10 +18,12 @@ from pipeline.agent import chat
 from pipeline.agent.parse import PROTOCOLS
 from pipeline.agent.policies import ContextOverflow, PolicyError, Reply, Request
 from pipeline.agent.turns import Message
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, WorkError
 
 if TYPE_CHECKING:
     import openai
+
+Api = Literal["chat", "completions"]
 
 _FINISH = {"length": "length", "content_filter": "filter"}
 
@@ -36,7 +38,7 @@ class EndpointPolicy:
 
     client: openai.OpenAI
     model: str
-    api: Literal["chat", "completions"] = "chat"
+    api: Api = "chat"
     workers: int = 8
 
     def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
@@ -94,7 +96,7 @@ class EndpointPolicy:
             answer.usage.prompt_tokens if answer.usage else 0,
             answer.usage.completion_tokens if answer.usage else 0,
             tuple(calls) or None,
-            _FINISH.get(choice.finish_reason or "stop", "stop"),
+            _FINISH.get(choice.finish_reason or "", "eos"),
         )
 
     def _complete(self, request: Request) -> Reply | PolicyError:
@@ -115,7 +117,7 @@ class EndpointPolicy:
             answer.usage.prompt_tokens if answer.usage else 0,
             answer.usage.completion_tokens if answer.usage else 0,
             None,
-            _FINISH.get(choice.finish_reason or "stop", "stop"),
+            _FINISH.get(choice.finish_reason or "", "eos"),
         )
 
 
@@ -124,7 +126,7 @@ def connect(
     model: str,
     *,
     api_key: str | None = None,
-    api: Literal["chat", "completions"] = "chat",
+    api: Api = "chat",
     timeout_s: float = 60.0,
     retries: int = 2,
     workers: int = 8,
@@ -142,6 +144,17 @@ def connect(
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     client = openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout_s, max_retries=retries)
     return EndpointPolicy(client, model, api, workers)
+
+
+def first_model(policy: EndpointPolicy) -> str:
+    """Ask the endpoint for its models and return the first; raises WorkError when it cannot."""
+    import openai
+
+    try:
+        return next(iter(policy.client.models.list())).id
+    except (openai.APIError, StopIteration) as problem:
+        address = policy.client.base_url
+        raise WorkError(f"the endpoint {address} names no model: {problem!r}") from None
 
 
 def _tool_choice(choice: str) -> Any:

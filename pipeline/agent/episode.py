@@ -60,6 +60,7 @@ class Episode:
         self._history: list[Made] = []
         self._nudged: set[str] = set()
         self._failures = self._rejections = self._inline_calls = 0
+        self._open = ""  # running text that an arrow of its own has interrupted
         self._forcing = False
         self._thought_only = False  # a thought was written and its action is asked for next
         self._pending: list[tuple[Call, Execution | None]] = []
@@ -81,8 +82,8 @@ class Episode:
         if self.exit_reason is not None:
             return None
         limits = self.settings.limits
-        inlined = self._partial and self._inline_calls <= limits.max_inline_calls
-        within = inlined or self._thought_only
+        answered = self._partial != "" and self.settings.protocol != "inline"
+        within = self._thought_only or (answered and self._inline_calls <= limits.max_inline_calls)
         if not within and self.step >= limits.max_steps and not self._last_turn():
             return None
         if not within and not self._forcing:
@@ -167,7 +168,7 @@ class Episode:
             self._plan(turn)
         elif turn.answer is not None:
             self._submit(turn.answer, reply.finish)
-        else:
+        elif not self._open:
             self._nothing(turn, action_was_asked)
         return [call for call, done in self._pending if done is None]
 
@@ -175,6 +176,8 @@ class Episode:
         if reply.calls is not None:
             return chat.from_structured(reply.text, reply.calls)
         flags = ("length_cut",) if reply.finish == "length" else ()
+        if self.settings.protocol == "inline":
+            return self._read_running_text(reply, flags)
         if self.settings.inline_calls and self.settings.protocol == "react":
             turn = self._read_with_inline(reply.text)
         else:
@@ -182,6 +185,16 @@ class Episode:
         if not self.settings.thoughts:
             turn = _without_thought(turn)
         return Turn(turn.text, turn.calls, turn.answer, (*turn.flags, *flags), turn.errors)
+
+    def _read_running_text(self, reply: Reply, flags: tuple[str, ...]) -> Turn:
+        """Read running text; an arrow that ends no call is text, and the text simply goes on."""
+        before, self._open = self._open, ""
+        turn = inline.parse(before + reply.text, self.names)
+        if reply.finish == "stop" and not turn.calls:
+            self._open = before + reply.text + inline.STOP[0]
+            return Turn(reply.text + inline.STOP[0])
+        own = turn.text[len(before) :]
+        return Turn(own, turn.calls, turn.answer, (*turn.flags, *flags), turn.errors)
 
     def _read_with_inline(self, text: str) -> Turn:
         """Read a turn of `react` in which Toolformer calls may stand before the action."""
@@ -344,7 +357,7 @@ class Episode:
             cut = " The turn was cut at its length limit." if "length_cut" in turn.flags else ""
             self._fail(f"Not understood: {problem}.{cut} {self.module.HINT}")
         elif earlier := self._said():
-            self._submit(earlier, "stop")
+            self._submit(earlier, "eos")
         else:
             self._nudge_once("empty", f"The turn was empty. {self.module.HINT}")
 

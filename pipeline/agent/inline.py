@@ -62,15 +62,16 @@ def result_text(turn_text: str, result: str) -> str:
 def visible(messages: Sequence[Message]) -> str:
     """Return what the model said without its calls and their results."""
     spoken: list[str] = []
+    written = ""
     for message in messages:
         if message.role != "assistant":
             continue
-        text = message.content
+        written += message.content
         if message.calls:
-            openings = [o for o in _OPEN.finditer(text) if parse_call(text[o.end() :])]
-            text = text[: openings[-1].start()].rstrip(" ") if openings else text
-        spoken.append(text)
-    return "".join(spoken).strip()
+            openings = [o for o in _OPEN.finditer(written) if parse_call(written[o.end() :])]
+            spoken.append(written[: openings[-1].start()].rstrip(" ") if openings else written)
+            written = ""
+    return "".join([*spoken, written]).strip()
 
 
 def _turn(

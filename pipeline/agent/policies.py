@@ -43,14 +43,15 @@ class Request:
 class Reply:
     """A turn as the policy wrote it; `calls` are `(id, name, arguments)` already taken apart.
 
-    `finish` is `stop`, `length` (cut at the token limit) or `filter` (blocked by the endpoint).
+    `finish` is eos (the turn is over, or nobody knows better), stop (a stop string was reached),
+    length (cut at the token limit) or filter (blocked by the endpoint).
     """
 
     text: str
     tokens_in: int = 0
     tokens_out: int = 0
     calls: tuple[tuple[str, str, str], ...] | None = None
-    finish: str = "stop"
+    finish: str = "eos"
 
 
 class PolicyError(Exception):
@@ -97,8 +98,14 @@ class ScriptedPolicy:
         return entry if isinstance(entry, Reply) else Reply(entry, tokens_out=self.tokens)
 
 
+Prompt = str | list[int]
+
+
 class Generation(Protocol):
-    """What a generation engine returns for one prompt; `text` does not repeat the prompt."""
+    """What an engine made of one prompt; `text` repeats neither the prompt nor the stop string.
+
+    `finish` is eos, stop, length or context (the model can read no more).
+    """
 
     @property
     def text(self) -> str: ...
@@ -106,21 +113,25 @@ class Generation(Protocol):
     def tokens_in(self) -> int: ...
     @property
     def tokens_out(self) -> int: ...
+    @property
+    def finish(self) -> str: ...
 
 
 class Generator(Protocol):
-    """A batched generation engine: greedy at temperature 0, else every row is a draw of its own.
+    """A batched generation engine: greedy at temperature 0; each prompt has a seed of its own.
 
-    Two equal prompts of one call must get different draws; `seed` makes a call repeatable.
+    A prompt is text, or token ids that are taken as they are. What one prompt gets does not
+    depend on the others.
     """
 
     def generate(
         self,
-        prompts: list[str],
+        prompts: Sequence[Prompt],
+        *,
         stop: Sequence[str],
         max_new_tokens: int,
         temperature: float,
-        seed: int,
+        seed: Sequence[int],
     ) -> Sequence[Generation]: ...
 
 
@@ -143,7 +154,7 @@ class LocalPolicy:
     def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
         """Render, shorten where needed, and generate in groups that decode alike."""
         replies: list[Reply | PolicyError] = [PolicyError("not asked")] * len(requests)
-        groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
+        groups: dict[tuple[Any, ...], list[tuple[int, Prompt]]] = {}
         for index, request in enumerate(requests):
             prompt = self._fit(request)
             if isinstance(prompt, PolicyError):
@@ -152,36 +163,49 @@ class LocalPolicy:
             how = (request.stop, request.max_new_tokens, request.temperature)
             groups.setdefault(how, []).append((index, prompt))
         for (stop, length, temperature), rows in groups.items():
-            prompts = [prompt for _, prompt in rows]
-            seed = requests[rows[0][0]].seed
-            made = self.generator.generate(prompts, stop, length, temperature, seed)
+            made = self.generator.generate(
+                [prompt for _, prompt in rows],
+                stop=stop,
+                max_new_tokens=length,
+                temperature=temperature,
+                seed=[requests[index].seed for index, _ in rows],
+            )
             for (index, _), generation in zip(rows, made, strict=True):
                 replies[index] = _reply(requests[index], generation)
         return replies
 
-    def _fit(self, request: Request) -> str | PolicyError:
-        if self.tokenizer is None or self.context_tokens is None:
+    def _fit(self, request: Request) -> Prompt | PolicyError:
+        if self.tokenizer is None:
             return self.prompt(request, request.messages)
-        room = self.context_tokens - request.max_new_tokens
+        room = None
+        if self.context_tokens is not None:
+            room = self.context_tokens - request.max_new_tokens - 1  # one for the model's first
 
         def fits(messages: Sequence[Message]) -> bool:
-            return self._count(self.prompt(request, messages)) <= room
+            return room is None or len(self._ids(self.prompt(request, messages))) <= room
 
         kept = shorten(request.messages, fits)
         if kept is None:
             return ContextOverflow(f"the state does not fit {self.context_tokens} tokens")
-        return self.prompt(request, kept)
+        prompt = self.prompt(request, kept)
+        return self._ids(prompt) if self._templated(request) else prompt
 
-    def _count(self, prompt: str) -> int:
-        return len(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    def _ids(self, prompt: str) -> list[int]:
+        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _templated(self, request: Request) -> bool:
+        if self.tokenizer is None or request.protocol == "inline":
+            return False
+        return self.use_template or request.protocol == "chat"
 
     def prompt(self, request: Request, messages: Sequence[Message]) -> str:
         """Write the prompt that the model continues."""
-        if request.protocol == "chat" and self.tokenizer is not None:
-            return self._chat_prompt(request, messages)
         module = PROTOCOLS[request.protocol]
-        if not self.use_template or self.tokenizer is None or request.protocol == "inline":
+        if not self._templated(request):
             return module.render(messages) + request.prefix
+        if request.protocol == "chat":
+            return self._chat_prompt(request, messages)
         head = [m for m in messages[:2] if m.role in ("system", "user")]
         steps = messages[len(head) :]
         rest = module.render(steps) if steps else ""
@@ -231,8 +255,8 @@ def _describe_tools(
     return wire
 
 
-def _reply(request: Request, generation: Generation) -> Reply:
-    finish = "length" if generation.tokens_out >= request.max_new_tokens else "stop"
-    return Reply(
-        request.prefix + generation.text, generation.tokens_in, generation.tokens_out, None, finish
-    )
+def _reply(request: Request, made: Generation) -> Reply | PolicyError:
+    if made.finish == "context":
+        return ContextOverflow("the model's context ended in the middle of the turn")
+    text = request.prefix + made.text
+    return Reply(text, made.tokens_in, made.tokens_out, None, made.finish)

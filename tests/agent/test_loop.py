@@ -527,6 +527,22 @@ def test_inline_calls_within_a_thought_are_bounded():
     assert result.calls["Calculator"] < 10
 
 
+def test_an_arrow_in_running_text_does_not_end_it():
+    turns = [
+        Reply("From A ", finish="stop"),
+        Reply(" B it is [echo(1 ", finish="stop"),
+        Reply(" 2) ", finish="stop"),
+        Reply(" far."),
+    ]
+    result = play(turns, [echo()], protocol="inline")
+    assert (result.exit_reason, result.steps) == ("finished", 4)
+    assert result.answer == "From A -> B it is far."
+    assert "".join(m.content for m in result.messages[1:]) == (
+        "From A -> B it is [echo(1 -> 2) -> got 1 - 2] far."
+    )
+    assert result.calls == {"echo": 1}
+
+
 # Batches and traces
 
 

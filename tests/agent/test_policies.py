@@ -189,6 +189,7 @@ class Made:
     text: str
     tokens_in: int
     tokens_out: int
+    finish: str = "eos"
 
 
 class Engine:
@@ -197,8 +198,9 @@ class Engine:
     def __init__(self, answer):
         self.answer, self.batches = answer, []
 
-    def generate(self, prompts, stop, max_new_tokens, temperature, seed):
+    def generate(self, prompts, *, stop, max_new_tokens, temperature, seed):
         self.batches.append((len(prompts), tuple(stop), max_new_tokens, temperature, seed))
+        assert len(seed) == len(prompts)
         texts = [self.answer(prompt) for prompt in prompts]
         return [
             Made(text, len(prompt), len(text)) for text, prompt in zip(texts, prompts, strict=True)
