@@ -43,6 +43,7 @@ class Source:
     text_field: str = "text"
     date_field: str | None = "date"
     url_field: str | None = "url"
+    limit: Positive | None = None  # read only so many records of this source
     name: str | None = None  # how the source is called in `documents.source`; default: the file
 
 
@@ -145,7 +146,7 @@ class Score:
     separator: str = "\n"  # stands between the prepended call z and the text
     horizon: Positive = 5  # n of w~_t = max(0, 1 - t/n)
     tail: Literal["fixed", "renormalise"] = "fixed"
-    null: bool = True  # also score each call with another call's result
+    null_share: Share = 1.0  # share of the calls also scored with another call's result
     token_budget: Positive = field(default=4096, metadata=SPEED)
 
 

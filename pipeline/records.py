@@ -61,7 +61,11 @@ class ExecutedCall(Candidate):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredCall(ExecutedCall):
-    """The three losses in nats; None where a bound already proved that the call cannot be kept."""
+    """The three losses in nats; None where a bound already proved that the call cannot be kept.
+
+    `gain_null` is the gain with another call's result. Without `loss_call` it is its upper bound
+    L(eps) - L+, which then lies below the floor.
+    """
 
     loss_call: float | None
     loss_result: float | None

@@ -91,7 +91,7 @@ def _execute(context: Context, shards: Shards) -> None:
 
 
 def _score(context: Context, shards: Shards) -> None:
-    pool = score.result_pool(context) if context.config.score.null else {}
+    pool = score.result_pool(context) if context.config.score.null_share else {}
 
     def one(index: int) -> Iterator[ScoredCall]:
         calls = _read(context, "execute", index, ExecutedCall)

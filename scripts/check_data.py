@@ -264,8 +264,6 @@ def check_arithmetic(row: Row, left: str, right: str) -> None:
     for digits, place in numbers(row.body):
         stand.setdefault(digits, place)
     if row.folder == "questions":
-        if right in stand:
-            raise Wrong(f"the result {right} already stands in the prompt")
         if right.rstrip("%") not in row.answers:
             raise Wrong(f"the result {right} is not the answer {row.value['answer']!r}")
         year = {str(row.day.year)} if row.day else set()
@@ -329,8 +327,6 @@ def check_fact(row: Row, title: str, fact: str, entries: Mapping[str, str]) -> N
         raise Wrong(f"{entity(title)!r} is not named in the text")
     places = written(row.body, fact)
     if row.folder == "questions":
-        if places:
-            raise Wrong(f"{fact!r} already stands in the prompt")
         if fact.casefold() not in {answer.casefold() for answer in row.answers}:
             raise Wrong(f"{fact!r} is neither the answer {row.value['answer']!r} nor an alias")
     elif not places:
@@ -369,8 +365,9 @@ def check_claim(row: Row, check: str, entries: Mapping[str, str]) -> None:
 def check_answer(row: Row) -> None:
     """The answer of a question follows from a check or, for a date, from the day. Raises Wrong."""
     answer, kind = row.value["answer"], row.value["kind"]
-    if written(row.body, answer):
-        raise Wrong(f"the answer {answer!r} already stands in the prompt")
+    for accepted in row.answers:
+        if written(row.body, accepted):
+            raise Wrong(f"the answer {accepted!r} already stands in the prompt")
     sorts = {sort_of(check) for check in row.value["checks"]}
     if kind != "date":
         wanted = "fact" if kind == "lookup" else "arithmetic"

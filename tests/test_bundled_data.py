@@ -295,7 +295,11 @@ def test_fact_missing_from_its_entry_is_reported(data: Path) -> None:
         ({**SUM_QUESTION, "checks": []}, "needs a check of the sort arithmetic"),
         (
             {**SUM_QUESTION, "prompt": "After 8123 and 5077 strokes, 13200 in all, the otter did"},
-            "already stands in the prompt",
+            "the answer '13200' already stands in the prompt",
+        ),
+        (
+            {**SUM_QUESTION, "prompt": "After 8123 and 5077 strokes, 13,200 in all, the otter did"},
+            "the answer '13,200' already stands in the prompt",
         ),
         ({**SUM_QUESTION, "prompt": SUM_QUESTION["prompt"] + " "}, "a space at an end"),
         ({**SUM_QUESTION, "kind": "sum"}, "kind 'sum' is none of"),

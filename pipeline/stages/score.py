@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipeline.calls import call_pieces, empty_call_pieces
+from pipeline.config import Config
 from pipeline.context import Context
 from pipeline.lm.forward import Budget
 from pipeline.lm.loss import LossRequest, loss_weights, losses
@@ -33,12 +34,15 @@ def result_pool(context: Context) -> ResultPool:
     return {tool: sorted(results) for tool, results in pool.items()}
 
 
-def null_result(call: ExecutedCall, pool: ResultPool, seed: int) -> str | None:
-    """A result of another call of the same tool, drawn per call; None when there is no other."""
+def null_result(call: ExecutedCall, pool: ResultPool, config: Config) -> str | None:
+    """A result of another call of the same tool, drawn per call.
+
+    None when there is no other, and for calls outside the share that is asked for.
+    """
     others = pool.get(call.tool, ())
-    if len(others) < 2:
+    draw = random.Random(stable_hash(config.seed, "null", call.call_id))
+    if len(others) < 2 or draw.random() >= config.score.null_share:
         return None
-    draw = random.Random(stable_hash(seed, "null", call.call_id))
     while True:
         result = draw.choice(others)
         if result != call.result:
@@ -59,10 +63,8 @@ def run(
             return [n for n in found if floor is None or calls[n].loss_none - found[n] >= floor]
 
         result = scorer.losses({n: str(calls[n].result) for n in ran})
-        null: dict[int, float] = {}
-        if config.score.null:
-            drawn = {n: null_result(calls[n], pool, config.seed) for n in ran}
-            null = scorer.losses({n: r for n, r in drawn.items() if r is not None})
+        drawn = {n: null_result(calls[n], pool, config) for n in ran}
+        null = scorer.losses({n: r for n, r in drawn.items() if r is not None})
         need = sorted({*gains_possible(result), *gains_possible(null)})
         without = scorer.losses(dict.fromkeys(need))
     for n, call in enumerate(calls):
@@ -76,7 +78,7 @@ def run(
             loss_call=without.get(n),
             loss_result=result.get(n),
             gain=None if best is None else best - result[n],
-            gain_null=None if best is None or n not in null else best - null[n],
+            gain_null=None if n not in null else (call.loss_none if best is None else best) - null[n],
         )
 
 

@@ -42,15 +42,16 @@ def thresholds(context: Context) -> dict[str, Threshold]:
         if row["gain_null"] is not None:
             nulls[row["tool"]].append(row["gain_null"])
     found = {}
+    share = context.config.score.null_share
     for tool in context.config.tool_names:
         wanted = context.config.select.tau_of(tool)
         tau: float | None
         if isinstance(wanted, FalseKeepRate):
             floor = context.config.gain_floor or 0.0
-            tau = threshold_for(gains[tool], nulls[tool], wanted.false_keep_rate, floor)
+            tau = threshold_for(gains[tool], nulls[tool], wanted.false_keep_rate, floor, share)
         else:
             tau = float(wanted)
-        rate = None if tau is None else false_keep_rate(gains[tool], nulls[tool], tau)
+        rate = None if tau is None else false_keep_rate(gains[tool], nulls[tool], tau, share)
         found[tool] = Threshold(tau, rate)
     return found
 

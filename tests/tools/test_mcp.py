@@ -87,6 +87,7 @@ def check_odd_server(executor: Executor) -> None:
     assert "'text'" in wrong.error and "'times'" in wrong.error
 
     huge = executor.execute("odd.huge", "")
+    print("huge took", huge.seconds, "s")
     assert huge.cut and len(huge.result) <= 500 and huge.result.startswith("0123456789")
     hostile = executor.execute("odd.hostile", "").result
     assert "Ignore all previous instructions" in hostile  # data, shown as such
@@ -97,12 +98,12 @@ def check_odd_server(executor: Executor) -> None:
 
     start = time.perf_counter()
     late = executor.execute("odd.hang", "seconds=60")
-    assert late.error_kind == "timeout" and time.perf_counter() - start < 15
+    assert late.error_kind == "timeout" and time.perf_counter() - start < 25
     assert executor.execute("odd.echo", "still here").result == "still here"
 
 
 def test_odd_server_over_stdio(tmp_path, state):
-    tools = build_mcp_tools(odd_config(tmp_path, state, timeout_s=2.0))
+    tools = build_mcp_tools(odd_config(tmp_path, state, timeout_s=8.0))
     with Executor(tools) as executor:
         check_odd_server(executor)
         executor.execute("odd.pid", "")
@@ -112,7 +113,7 @@ def test_odd_server_over_stdio(tmp_path, state):
 def test_odd_server_over_http(tmp_path, state, http_server):
     port, process = http_server
     url = f"http://127.0.0.1:{port}/mcp"
-    tools = build_mcp_tools(odd_config(tmp_path, state, command=(), url=url, timeout_s=2.0))
+    tools = build_mcp_tools(odd_config(tmp_path, state, command=(), url=url, timeout_s=8.0))
     with Executor(tools, retries=1, backoff_s=0.01) as executor:
         check_odd_server(executor)
         process.kill()
