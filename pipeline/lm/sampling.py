@@ -221,6 +221,7 @@ def sample_rows(
             if ended is not None:
                 done.append(ended)
                 slots[slot] = None
+                decoder.free(slot)
                 if waiting:
                     fill(slot)
     return sorted(done, key=lambda s: (s.row.doc, s.row.position, s.row.sample))

@@ -141,6 +141,11 @@ class RowDecoder:
             self.slot_doc[slot], self.slot_limit[slot], self.slot_length[slot] = doc, limit, 0
         self._grid = None
 
+    def free(self, slot: int) -> None:
+        """Forget the row of a slot; it idles from the start of its room until it is dropped."""
+        # Without this it would outgrow the room while younger rows go on.
+        self.slot_length[slot] = 0
+
     def keep(self, slots: Sequence[int]) -> None:
         """Drop all other slots."""
         index = torch.tensor(slots, device=self.lm.device)
