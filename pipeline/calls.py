@@ -171,7 +171,7 @@ def neutralise(text: str, limit: int) -> tuple[str, bool]:
     Returns the text and whether it was cut at `limit` characters.
     """
     for delimiter, harmless in _HARMLESS:
-        text = text.replace(delimiter, harmless)
+        text = delimiter.sub(harmless, text)
     text = "".join(" " if unicodedata.category(c) in _CONTROL else c for c in text)
     text = " ".join(text.split())
     if len(text) <= limit:
@@ -180,13 +180,16 @@ def neutralise(text: str, limit: int) -> tuple[str, bool]:
 
 
 _CONTROL = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+# In this order, and whole runs at once: what one replacement leaves must not be a delimiter again.
 _HARMLESS = [
-    ("</API>", "(/API)"),
-    ("<API>", "(API)"),
-    ("<|", "<"),
-    ("|>", ">"),
-    ("[", "("),
-    ("]", ")"),
-    ("->", "-"),
-    ("→", "-"),
+    (re.compile(pattern), harmless)
+    for pattern, harmless in (
+        (r"\[", "("),
+        (r"\]", ")"),
+        (r"<\|+", "<"),
+        (r"\|+>", ">"),
+        (r"<(/?API)>", r"(\1)"),
+        (r"→", "-"),
+        (r"->+", "-"),
+    )
 ]
