@@ -73,11 +73,12 @@ def encode_document(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     encoding = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True
     )
-    ids = list(encoding["input_ids"])
-    starts = [start for start, _ in encoding["offset_mapping"]]
-    if starts and starts[0] != 0 and not text[: starts[0]].strip():
-        starts[0] = 0
-    return ids, starts
+    starts, end = [], 0
+    for start, stop in encoding["offset_mapping"]:
+        # tokenizers that trim offsets (Llama 3, NeoX) leave out the space before a word
+        starts.append(end if start > end and text[end:start].isspace() else start)
+        end = max(end, stop)
+    return list(encoding["input_ids"]), starts
 
 
 def context_token(tokenizer: Any) -> int | None:
