@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def source(tmp_path: Path) -> str:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in ARTICLES), "utf-8")
     return str(path)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny models are far slower with several threads on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def kind_of(run, *arguments) -> str:
@@ -59,12 +71,12 @@ class TestDenseSearch:
         questions = {
             "What organ keeps our circulation going?": "Heart",
             "Which musical instrument needs a bow?": "Violin",
-            "quicksilver": "Mercury",
+            "element you can pour like water": "Mercury",
             "book about a woman who arranges marriages": "Emma",
         }
         for question, title in questions.items():
             assert tool.run({"query": question}, {}).startswith(f"{title} > "), question
-        assert by_words.search("quicksilver", 1) == []
+        assert by_words.search("circulation organ", 1) == []
 
     def test_exact_order_agrees_with_a_plain_sort(self, built):
         import numpy as np
@@ -131,7 +143,7 @@ class TestApertium:
     def test_marks_of_its_own_format_survive(self, tool):
         text = r"La casa [A] <b> ^x$ {y} a@b \ 3/4 es grande y muy bonita."
         translated = tool.run({"text": text}, {})
-        for mark in ("[A]", "<b>", "$", "{", "}", "@", "\\", "3/4"):
+        for mark in ("[", "]", "<b>", "^", "$", "{", "}", "@", "\\", "3/4"):
             assert mark in translated
         assert tool.run({"text": "la biblioteca"}, {}) == "The library"  # still in step
 
@@ -180,7 +192,7 @@ def test_bad_mt_configuration_is_named(entry, message):
 
 
 @pytest.mark.slow
-def test_seq2seq_backend_translates_what_a_small_model_learned(tmp_path):
+def test_seq2seq_backend_translates_what_a_small_model_learned(tmp_path, one_thread):
     """A tiny encoder-decoder that learned three sentences by heart, loaded from its folder."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -301,7 +313,7 @@ class TestQA:
 
 
 @pytest.mark.slow
-def test_extractive_reader_with_a_model_that_learned_to_read(tmp_path):
+def test_extractive_reader_with_a_model_that_learned_to_read(tmp_path, one_thread):
     """A tiny BERT that learned to point at what follows `in`, or at nothing without one."""
     import random
 
