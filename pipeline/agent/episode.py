@@ -125,7 +125,11 @@ class Episode:
         return choice if choice in ("auto", "none") or not self.calls else "auto"
 
     def _stop(self) -> tuple[str, ...]:
-        return self.module.STOP + (inline.STOP if self.settings.inline_calls else ())
+        """The protocol's stop strings, and the next turn's beginning where this one has its own."""
+        stop = self.module.STOP + (inline.STOP if self.settings.inline_calls else ())
+        if self._prefix() and self.settings.protocol == "react":
+            stop += ("\nThought",) if self._prefix() == "Thought:" else ("\nThought", "\nAction")
+        return stop
 
     def _prefix(self) -> str:
         if not self.settings.prefixes or self._partial:

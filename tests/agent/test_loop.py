@@ -486,6 +486,20 @@ def test_a_mere_thought_is_given_its_action_within_the_step():
     )
 
 
+def test_a_turn_with_a_forced_beginning_stops_at_the_next_one():
+    stops = []
+
+    def policy(request):
+        stops.append(request.stop)
+        return "Thought: x\nAction: Finish[1]"
+
+    play(policy, prefixes=True)
+    play(policy, prefixes=True, thoughts=False)
+    play(policy)
+    assert ["\nThought" in stop for stop in stops] == [True, True, False]
+    assert ["\nAction" in stop for stop in stops] == [False, True, False]
+
+
 # Inline calls
 
 
