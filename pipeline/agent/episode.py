@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.agent import chat, inline
-from pipeline.agent.instructions import system_text
+from pipeline.agent.instructions import load_instructions, system_text
 from pipeline.agent.limits import ExitReason, Made, no_progress, over_budget
 from pipeline.agent.observations import harmless
 from pipeline.agent.parse import protocol_named
@@ -69,6 +69,8 @@ class Episode:
 
     def _begin(self) -> None:
         text = system_text(self.settings.instructions, self.specs, self.settings.protocol)
+        if text and self.settings.inline_calls:
+            text = f"{text}\n\n{load_instructions('within-v1')}"
         if text:
             self.messages.append(Message("system", text))
         self.messages.append(Message("user", _user_text(self.task, self.settings.protocol)))
