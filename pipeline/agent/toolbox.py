@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pipeline.agent.turns import Call
+from pipeline.tools.approval import ApprovalPolicy
 from pipeline.tools.base import Tool, ToolError, ToolSpec
 from pipeline.tools.executor import Execution, Executor
 
@@ -35,11 +36,13 @@ class Toolbox(Protocol):
 class EnvironmentTools:
     """Tools of one episode: validated like all others, never cached, results kept as they are.
 
-    The calls of one turn run one after the other, because the tools share a state.
+    The calls of one turn run one after the other, because the tools share a state. A tool with
+    effects outside needs an `approval` policy, as in the executor.
     """
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], approval: ApprovalPolicy | None = None) -> None:
         self._executor = Executor(tools)
+        self._approval = approval or ApprovalPolicy()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -52,8 +55,12 @@ class EnvironmentTools:
         """Run one call; a ToolError becomes data."""
         start = time.perf_counter()
         try:
+            tool = self._executor.find(name)
             checked = self._executor.arguments(name, arguments)
-            result = self._executor.find(name).run(checked, document)
+            refusal = self._approval.refusal(tool.spec.name, checked) if tool.spec.effects else None
+            if refusal is not None:
+                raise ToolError("refused", refusal)
+            result = tool.run(checked, document)
         except ToolError as failure:
             seconds = time.perf_counter() - start
             return Execution(None, failure.kind, failure.message, seconds, False)

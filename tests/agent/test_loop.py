@@ -316,27 +316,32 @@ def test_parallel_calls_run_at_the_same_time_and_answer_in_order():
 # Approvals, tool choice, hand-off, guardrail
 
 
-def effects_run(approval, turns):
+@pytest.fixture(params=[Executor, EnvironmentTools])
+def effects_run(request):
+    return lambda approval, turns: run_with_effects(request.param, approval, turns)
+
+
+def run_with_effects(kind, approval, turns):
     tool = echo("files.write", effects=True)
-    toolbox = Executor([tool], approval=approval)
+    toolbox = kind([tool], approval=approval)
     result = run_episode(Task("q"), ScriptedPolicy(turns), toolbox, Settings())
     return result, tool.seen
 
 
-def test_a_refused_call_is_an_observation():
+def test_a_refused_call_is_an_observation(effects_run):
     turns = ["Action: files.write[a]", "Finish[x]"]
     result, seen = effects_run(ApprovalPolicy({"files.*": "deny"}), turns)
     assert (result.exit_reason, seen) == ("finished", [])
     assert "denied" in next(m.content for m in result.messages if m.role == "tool")
 
 
-def test_refusals_add_up_to_an_exit():
+def test_refusals_add_up_to_an_exit(effects_run):
     turns = [f"Action: files.write[{n}]" for n in range(9)]
-    result, seen = effects_run(ApprovalPolicy(), turns)
+    result, seen = effects_run(None, turns)
     assert (result.exit_reason, result.steps, seen) == ("approval_rejected", 3, [])
 
 
-def test_a_confirmed_call_runs():
+def test_a_confirmed_call_runs(effects_run):
     asked = []
     policy = ApprovalPolicy({"*": "ask"}, confirm=lambda tool, a: asked.append((tool, a)) or True)
     result, seen = effects_run(policy, ["Action: files.write[a]", "Finish[x]"])
