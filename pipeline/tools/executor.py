@@ -210,7 +210,8 @@ class Executor:
             try:
                 raw = self._run(tool, arguments, document)
             except ToolError as failure:
-                retry = tool.spec.network and failure.kind == "network"
+                # A call with effects may have had them although its answer was lost.
+                retry = tool.spec.network and not tool.spec.effects and failure.kind == "network"
                 if retry and attempts <= self.retries:
                     time.sleep(self.backoff_s * 2 ** (attempts - 1))
                     continue

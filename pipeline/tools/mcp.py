@@ -25,7 +25,7 @@ from jsonschema import Draft202012Validator, SchemaError
 
 from pipeline.calls import neutralise
 from pipeline.errors import ConfigError
-from pipeline.tools.base import STRICT, MissingExtra, ToolError, ToolSpec
+from pipeline.tools.base import STRICT, MissingExtra, ToolError, ToolSpec, content_version
 from pipeline.tools.pins import check_pins
 
 _GRACE_S = 5.0  # beyond a call's own limit, before the connection is given up
@@ -333,10 +333,9 @@ def _spec(config: MCPConfig, name: str, definition: Mapping[str, Any]) -> ToolSp
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ConfigError(f"{full_name}: its JSON Schema is not one: {error.message}") from None
-    text = json.dumps(definition, ensure_ascii=False, sort_keys=True)
     return ToolSpec(
         name=full_name,
-        version=text,
+        version=content_version("1", config.command, config.url, definition),
         description=neutralise(str(definition.get("description") or name), 600)[0],
         parameters=schema,
         result_limit=config.result_limit,

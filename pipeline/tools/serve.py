@@ -26,9 +26,9 @@ def serve(
 ) -> None:
     """Offer tools until interrupted: over stdio, or over HTTP at `http://HOST:PORT/mcp`.
 
-    Without an `executor` (for a cache, a policy, workers) a plain one is made. Arguments may hold
-    `date`-less documents only: Calendar tells the clock's date. A failure of a tool is an answer
-    marked as an error, with its kind.
+    Without an `executor` (for a cache, a policy, workers) a plain one is made. A call comes with no
+    document, so Calendar tells the clock's date. A failure of a tool is an answer marked as an
+    error, with its kind.
     """
     owned = executor is None
     executor = executor or Executor(tools)

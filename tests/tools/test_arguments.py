@@ -173,6 +173,8 @@ def test_what_is_written_reads_back_exactly_and_survives_in_a_call():
         text = render_arguments(spec, arguments)
         read = parse_arguments(spec, text)
         assert json.dumps(read) == json.dumps(arguments), text  # types too: 1 is not True
+        if spec is SEARCH:  # strings only: no delimiter of a call is left in the text
+            assert not any(mark in text for mark in ("[", "]", "->", "→", "<API>", "</API>"))
         # One line, and the scanner of calls finds its end.
         assert len(text.splitlines()) <= 1
         call = parse_call(f"{spec.name}({text}) -> x] rest")

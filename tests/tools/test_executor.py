@@ -253,6 +253,14 @@ def test_network_failures_are_tried_again_with_growing_pauses():
         assert executor.execute("Local", "q").attempts == 1
 
 
+def test_a_call_with_effects_is_never_repeated():
+    tool = Scripted([ToolError("network", "lost"), "again"], network=True, effects=True)
+    policy = ApprovalPolicy(default="allow")
+    with Executor([tool], approval=policy, backoff_s=0.01) as executor:
+        assert executor.execute("Scripted", "q").error_kind == "network"
+    assert tool.calls == 1
+
+
 def test_effects_need_an_approval_policy():
     def run(policy: ApprovalPolicy | None, name: str = "files.write"):
         tool = Scripted(["done"], effects=True, name=name)

@@ -1,12 +1,13 @@
 """A user's own function as a tool, and the closed list of tools."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.tools.calculator import CalculatorConfig
-from pipeline.tools.catalogue import build_tools, parse_tool_config
+from pipeline.tools.catalogue import BUILT_IN, build_tools, parse_tool_config
 from pipeline.tools.executor import Executor
 
 GOOD = '''
@@ -136,10 +137,19 @@ def test_bad_configuration_is_named(entry, message):
     assert "tools.2" in str(raised.value)
 
 
-def test_every_tool_describes_itself(mine):
+def test_every_tool_describes_itself(tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"title": "Oak", "text": "A tree."}', "utf-8")
     entries = [{"name": "Calculator"}, {"name": "Calendar"}]
-    for tool in build_tools(entries):
+    entries.append({"name": "WikiSearch", "sources": [str(source)], "index": f"{source}.sqlite"})
+    for name, library in (("Units", "pint"), ("Python", "pydantic_monty")):
+        if importlib.util.find_spec(library):
+            entries.append({"name": name})
+    tools = build_tools(entries)
+    for tool in tools:
         assert len(tool.spec.description) > 60 and "\n" not in tool.spec.description
         assert tool.spec.parameters["type"] == "object"
         chat = tool.spec.schema_for_chat()
         assert chat["function"]["parameters"] == tool.spec.parameters
+    assert [tool.spec.name for tool in tools] == [entry["name"] for entry in entries]
+    assert {entry["name"] for entry in entries} <= set(BUILT_IN)
