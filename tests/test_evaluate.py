@@ -34,6 +34,8 @@ from pipeline.lm.tokens import open_token
 from pipeline.records import Document, to_table
 from pipeline.shards import RunFolder, read_json
 from pipeline.stages import evaluate, finetune
+from pipeline.tools.calculator import Calculator
+from pipeline.tools.executor import Executor
 
 # -- metrics --------------------------------------------------------------------------------------
 
@@ -241,7 +243,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Context:
     ]
     folder.write_part("ingest", 0, 1, to_table(documents, Document), {"fingerprint": "x"})
     questions = [
-        {"id": "q1", "kind": "arithmetic", "prompt": "Box with 37 and 24:", "answer": "888"},
+        {
+            "id": "q1",
+            "kind": "arithmetic",
+            "prompt": "Box with 37 and 24:",
+            "answer": "888",
+            "date": "2023-01-30",
+        },
         {"id": "q2", "kind": "arithmetic", "prompt": "Box with 12 and 3:", "answer": "36"},
         {"id": "q3", "kind": "date", "prompt": "Box with 12 and", "answer": "Monday"},
     ]
@@ -382,6 +390,28 @@ def test_a_killed_evaluation_goes_on_with_the_next_arm(
     assert run_evaluate(finished) == results
     assert done == ["base", "control", "tuned_disabled", "tuned_disabled", "tuned"]
     assert not (finished.folder.stage("evaluate") / ".arms").exists()
+
+
+class Recorder(Calculator):
+    """The calculator, and about which document it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def run(self, arguments: dict[str, Any], document: Any) -> str:
+        self.asked.append((arguments["expression"], dict(document)))
+        return super().run(arguments, document)
+
+
+def test_tools_are_told_the_date_of_the_question(finished: Context, results: Any) -> None:
+    recorder = Recorder()
+    with Executor([recorder]) as executor:
+        own = Context(finished.config, finished.folder, "evaluate", "again")
+        own.resources["executor"] = executor
+        evaluate.run(own)
+    asked = dict(recorder.asked)
+    assert asked["37 * 24"] == {"date": "2023-01-30", "doc_id": "q1"}
+    assert asked["12 * 3"]["date"] is None
 
 
 def test_a_missing_checkpoint_is_a_clear_error(finished: Context, tmp_path: Path) -> None:
