@@ -157,21 +157,21 @@ def test_cache_key_holds_the_date_for_tools_that_read_it(tmp_path):
         assert executor.execute("Reading", "q", days[0]).result == "a"
 
 
-def put_many(path: Path, start: int) -> None:
-    cache = ResultCache(path)
+def put_many(cache: ResultCache, start: int) -> None:
+    inherited = cache._connection
     for index in range(start, start + 100):
         key = CacheKey("T", "1", f"{index % 150}", "")
         cache.put(key, CachedResult(f"r{index % 150}", False, None, None))
         assert cache.get(key).result == f"r{index % 150}"
+    assert cache._connection is not inherited  # a connection must not cross a fork
     cache.close()
 
 
 def test_cache_is_safe_across_processes(tmp_path):
-    path = tmp_path / "c.sqlite"
-    shared = ResultCache(path)  # open before the fork: the children must not use its connection
+    shared = ResultCache(tmp_path / "c.sqlite")
     shared.put(CacheKey("T", "1", "0", ""), CachedResult("r0", False, None, None))
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=put_many, args=(path, 50 * i)) for i in range(4)]
+    workers = [context.Process(target=put_many, args=(shared, 50 * i)) for i in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -106,6 +106,7 @@ def test_index_is_built_once_and_again_when_the_content_changes(config, tmp_path
     write(source, [*ARTICLES, {"title": "Quasar", "text": "A quasar is a bright galaxy core."}])
     tool = build_wiki_search(config)
     assert ask(tool, "quasar").startswith("Quasar > ")
+    assert index.stat().st_ino != first  # a new file: who has the old one open keeps reading it
     assert tool.spec.version != version  # so that cached results are not used
 
 
