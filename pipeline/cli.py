@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 the work failed (the same command continues); 2 wrong usag
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -415,9 +416,27 @@ def _agent_parse(args: Any) -> None:
 
 
 def _generate(args: Any) -> None:
-    from pipeline.lm.live import generate_command
+    from pipeline.evaluation.live import generate_text
+    from pipeline.report.terminal import print_generation
+    from pipeline.tools.executor import Executor
 
-    generate_command(args, lambda names: _tool_list(args.config, names))
+    executor = None
+    if args.tools or args.config:
+        executor = Executor(_tool_list(args.config, args.tools))
+    made = generate_text(
+        args.model,
+        args.prompt,
+        max_new_tokens=args.max_new_tokens,
+        date=args.date,
+        call_k=args.call_k,
+        max_calls=args.max_calls,
+        enabled=not args.no_calls,
+        executor=executor,
+    )
+    if args.json:
+        _print_json({"prompt": args.prompt, **dataclasses.asdict(made)})
+    else:
+        print_generation(args.prompt, made)
 
 
 def _bench(args: Any) -> None:

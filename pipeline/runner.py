@@ -233,8 +233,8 @@ def check(config: Config) -> None:
     """Refuse settings that would only fail later: tools, prompts, device."""
     for index, tool in enumerate(config.tools):
         parse_tool_config(tool, f"tools.{index}")
-    for tool in config.tool_names:
-        load_prompt(config.prompts, tool, config.call_format.syntax)
+    for name in config.tool_names:
+        load_prompt(config.prompts, name, config.call_format.syntax)
     pick_device(config.model.device)
 
 

@@ -26,12 +26,13 @@ from pipeline.errors import ConfigError, WorkError
 from pipeline.evaluation.live import generate_text
 from pipeline.evaluation.metrics import first_number, is_correct, within_words
 from pipeline.evaluation.questions import Question, load_questions
-from pipeline.evaluation.statistics import binomial_error, compare, perplexity_of, print_arms
+from pipeline.evaluation.statistics import binomial_error, compare, perplexity_of
 from pipeline.lm.checkpoint import save_checkpoint
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.perplexity import text_losses
 from pipeline.lm.tokens import open_token
 from pipeline.records import Document, to_table
+from pipeline.report.summary import print_arms
 from pipeline.shards import RunFolder, read_json
 from pipeline.stages import evaluate, finetune
 from pipeline.tools.calculator import Calculator
@@ -423,7 +424,7 @@ def test_print_arms(results: dict[str, Any]) -> None:
     out = io.StringIO()
     print_arms(results, Console(file=out, width=140))
     text = out.getvalue()
-    assert "tuned, calls disabled" in text and "100.0 ± 0.0" in text
+    assert "tuned disabled" in text and "100.0 ± 0.0" in text
     assert "tuned - control" in text
     print_arms({}, Console(file=out))
 

@@ -381,13 +381,16 @@ def test_report_shows_the_arms(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     results = {
         "arms": {
-            "base": {"arithmetic": {"accuracy": 0.125, "stderr": 0.02, "n": 40}, "perplexity": 9.5},
-            "tuned": {"arithmetic": {"accuracy": 0.5, "stderr": 0.03, "n": 40}},
+            "base": {
+                "tasks": {"arithmetic": {"accuracy": 0.125, "standard_error": 0.02, "n": 40}},
+                "perplexity": 9.5,
+            },
+            "tuned": {"tasks": {"arithmetic": {"accuracy": 0.5, "standard_error": 0.03, "n": 40}}},
         }
     }
     write_json(folder.stage("evaluate") / "results.json", results)
     words = Page(write_report(folder)).words
-    assert "0.125 ± 0.020" in words and "0.500 ± 0.030" in words and "9.500" in words
+    assert "12.5 ± 2.0" in words and "50.0 ± 3.0" in words and "9.50" in words
 
 
 @pytest.mark.parametrize("results", [None, [], {}, {"arms": []}, {"arms": {"base": "broken"}}])
@@ -522,9 +525,9 @@ def test_summary_shows_best_calls_near_misses_arms_and_report(tmp_path: Path) ->
     write_json(folder.stage("evaluate") / "results.json", results)
     write_report(folder)
     text = printed(print_summary, folder)
-    assert text.index("best kept calls") < text.index("near misses") < text.index("arms")
+    assert text.index("best kept calls") < text.index("near misses") < text.index("the four arms")
     assert text.count("kept  gain") == 3 and "[Calculator(12 + 24) -> 36]" in text
-    assert re.search(r"perplexity +9.500 +9.250", text) and "report.html" in text
+    assert re.search(r"perplexity +9.50 +9.25", text) and "report.html" in text
     assert "corpus: 24 read" in printed(print_summary, make_run(tmp_path / "early", stages=1))
 
 

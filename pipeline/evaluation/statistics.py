@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-
-ARM_TITLES = {
-    "base": "base",
-    "control": "control (texts without calls)",
-    "tuned_disabled": "tuned, calls disabled",
-    "tuned": "tuned",
-}
 
 
 def binomial_error(correct: int, n: int) -> float:
@@ -54,49 +45,3 @@ def compare(first: Sequence[bool], second: Sequence[bool]) -> dict[str, Any]:
         "only_second": only_second,
         "p_value": min(1.0, 2 * tail / 2**apart),
     }
-
-
-def print_arms(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print accuracy with its standard error, call rate and perplexity of every arm."""
-    arms = results.get("arms") or {}
-    if not arms:
-        return
-    console = console or Console()
-    table = Table(title=f"{results.get('questions', 0)} questions", title_justify="left")
-    table.add_column("arm")
-    kinds = list(dict.fromkeys(kind for arm in arms.values() for kind in arm["tasks"]))
-    for kind in kinds:
-        table.add_column(f"{kind} (%)", justify="right")
-    for title in ("with a call (%)", "failed calls", "perplexity"):
-        table.add_column(title, justify="right")
-    for name, arm in arms.items():
-        cells = [_accuracy(arm["tasks"].get(kind)) for kind in kinds]
-        overall = arm.get("overall") or {}
-        calls, failed = overall.get("calls", 0), overall.get("failed_calls", 0)
-        rate = f"{100 * overall.get('call_rate', 0.0):.0f}"
-        table.add_row(
-            ARM_TITLES.get(name, name),
-            *cells,
-            rate if name == "tuned" or calls else "-",
-            f"{failed} of {calls}" if calls else "-",
-            _plus_minus(arm.get("perplexity"), arm.get("perplexity_standard_error"), 2),
-        )
-    console.print(table)
-    for item in results.get("comparisons") or ():
-        if item["task"] == "overall" and item["n"]:
-            console.print(
-                f"{item['first']} - {item['second']}: {100 * item['difference']:+.1f} ± "
-                f"{100 * item['standard_error']:.1f} points (p = {item['p_value']:.2g}, paired)"
-            )
-
-
-def _accuracy(task: Mapping[str, Any] | None) -> str:
-    if not task or not task["n"]:
-        return "-"
-    return _plus_minus(100 * task["accuracy"], 100 * task["standard_error"], 1)
-
-
-def _plus_minus(value: float | None, error: float | None, digits: int) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")

@@ -142,9 +142,9 @@ def _value(schema: Mapping[str, Any]) -> str:
             return r'"\"" ' + _FREE_TEXT % (MAX_TEXT - 2) + r' "\""'
 
 
-def numbers_before(text: str, char_start: int) -> list[str]:
-    """The nearest different numbers before a position, as a calculator writes them."""
+def numbers_before(before: str) -> list[str]:
+    """The different numbers of the text before a position, the nearest first, without commas."""
     found: dict[str, None] = {}
-    for match in reversed(list(_NUMBER.finditer(text[:char_start]))):
+    for match in reversed(list(_NUMBER.finditer(before))):
         found.setdefault(match.group().replace(",", "").replace(" ", "").strip(), None)
     return list(found)[:MAX_NUMBERS]

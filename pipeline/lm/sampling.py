@@ -143,11 +143,13 @@ def choose_positions(
     opening: int,
     has_context: bool,
     count: Callable[[str, int], None] = lambda what, n: None,
+    writable: Callable[[int], bool] = lambda i: True,
 ) -> list[int]:
     """The at most k positions with the largest p_i > tau_s, in order of position.
 
     No candidate: a position whose true next token is the opening delimiter, one in the middle of a
-    character, and the first one without a context token. Ties go to the earlier position.
+    character, the first one without a context token, and one where `writable` says that the
+    grammar allows no call. Ties go to the earlier position.
     """
     able = []
     for i in range(len(document.ids)):
@@ -157,6 +159,10 @@ def choose_positions(
             i == 0 or document.char_starts[i] != document.char_starts[i - 1]
         ):
             able.append(i)
+    possible = [i for i in able if writable(i)]
+    if len(possible) < len(able):
+        count("no_call_possible", len(able) - len(possible))
+    able = possible
     count("positions", len(able))
     above = [i for i in able if float(p_api[i]) > tau_s]
     count("below_tau_s", len(able) - len(above))

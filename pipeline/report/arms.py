@@ -1,13 +1,10 @@
-"""The table of the evaluated arms, from `08-evaluation/results.json`."""
+"""The table of the evaluated arms, from `08-evaluation/results.json`, for the report page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-_VALUES = ("mean", "value", "score", "accuracy")
-_ERRORS = ("standard_error", "stderr", "se")
 
 
 @dataclass(frozen=True)
@@ -19,42 +16,50 @@ class ArmsTable:
 
 
 def arms_table(results: Any) -> ArmsTable:
-    """Flatten `{"arms": {arm: measures}}`; nested measures are named by their path.
+    """Accuracy per kind of question, call rate, failed calls and perplexity of every arm.
 
-    A mapping with a value and its standard error is one measure. An evaluation that is not there
-    or has no arms gives an empty table.
+    An evaluation that is not there or has no arms gives an empty table.
     """
     arms = results.get("arms") if isinstance(results, Mapping) else None
     if not isinstance(arms, Mapping):
         return ArmsTable([], [])
-    cells = {str(arm): dict(_measures(values)) for arm, values in arms.items()}
-    names = dict.fromkeys(name for own in cells.values() for name in own)
-    rows = [(name, [own.get(name, "") for own in cells.values()]) for name in names]
-    return ArmsTable([arm.replace("_", " ") for arm in cells], rows)
+    own = [measures if isinstance(measures, Mapping) else {} for measures in arms.values()]
+    kinds = dict.fromkeys(kind for measures in own for kind in measures.get("tasks", {}))
+    rows = []
+    for kind in kinds:
+        tasks = [m.get("tasks", {}).get(kind) for m in own]
+        n = max(task.get("n", 0) for task in tasks if task)
+        rows.append((f"{kind}, % right of {n:,}", [_accuracy(task) for task in tasks]))
+    overall = [m.get("overall") or {} for m in own]
+    rows += [
+        ("all, % right", [_accuracy(item) for item in overall]),
+        ("% of questions with a call", [_share(item.get("call_rate")) for item in overall]),
+        ("calls without a result", [_failed(item) for item in overall]),
+        ("held-out perplexity", [_perplexity(m) for m in own]),
+    ]
+    rows = [(name, cells) for name, cells in rows if any(cells)]
+    return ArmsTable([str(arm).replace("_", " ") for arm in arms], rows)
 
 
-def _measures(values: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(values, bool):
-        return
-    if isinstance(values, int | float):
-        yield path.replace("_", " "), number(values)
-        return
-    if not isinstance(values, Mapping):
-        return
-    value = next((key for key in _VALUES if _is_number(values.get(key))), None)
-    error = next((key for key in _ERRORS if _is_number(values.get(key))), None)
-    if value is not None and error is not None:
-        text = f"{number(values[value])} ± {number(values[error])}"
-        yield path.replace("_", " "), text
-    for key, item in values.items():
-        if value is None or error is None or key not in (value, error):
-            yield from _measures(item, f"{path}: {key}" if path else str(key))
+def _accuracy(task: Any) -> str:
+    if not task or not task.get("n"):
+        return ""
+    error = 100 * task["standard_error"]
+    return f"{100 * task['accuracy']:.1f} ± {error:.1f}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _share(value: Any) -> str:
+    return "" if value is None else f"{100 * value:.0f}"
 
 
-def number(value: float) -> str:
-    """Write a number with the digits that a reader compares."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+def _failed(overall: Mapping[str, Any]) -> str:
+    calls = overall.get("calls")
+    return f"{overall['failed_calls']:,} of {calls:,}" if calls else ""
+
+
+def _perplexity(measures: Mapping[str, Any]) -> str:
+    value = measures.get("perplexity")
+    if value is None:
+        return ""
+    error = measures.get("perplexity_standard_error")
+    return f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")

@@ -27,7 +27,7 @@ class Step:
 
 STEPS = (
     Step("documents", "ingest", "documents", ("filtered",)),
-    Step("positions", "sample", "positions", ("opens_already",)),
+    Step("positions", "sample", "positions", ("opens_already", "no_call_possible")),
     Step(
         "sampled_positions",
         "sample",
@@ -53,6 +53,7 @@ EXPLANATIONS = {
     "filtered": "did not pass the corpus filter",
     "below_tau_s": "p(<API>) at or below tau_s",
     "opens_already": "the text goes on with an opening delimiter",
+    "no_call_possible": "no call can be written from the text before",
     "beyond_k": "not among the k most likely of the document",
     "pruned_position": "no call there could gain enough",
     "never_closed": "did not close within max_new_tokens",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +25,9 @@ def print_summary(folder: RunFolder, console: Console | None = None) -> None:
     if folder.parts("select"):
         _section(folder, console, "best kept calls", "kept", BEST)
         _section(folder, console, "near misses", "below_threshold", NEAR_MISSES)
-    print_arms(read_json(folder.stage("evaluate") / "results.json"), console)
+    results = read_json(folder.stage("evaluate") / "results.json")
+    if results is not None:
+        print_arms(results, console)
     report = folder.path / "report.html"
     if report.exists():
         console.print(Text(f"report: {report}"), soft_wrap=True)
@@ -37,15 +40,23 @@ def _section(folder: RunFolder, console: Console, title: str, reason: str, n: in
         print_calls(rows, console)
 
 
-def print_arms(results: Any, console: Console | None = None) -> None:
-    """Print the table of the evaluated arms; nothing when there is no evaluation."""
+def print_arms(results: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the table of the arms and the paired comparisons; nothing when there is none."""
+    console = console or Console()
     found = arms_table(results)
     if not found.rows:
         return
-    table = Table(title=Text("arms", style="bold"), title_justify="left", box=None)
+    table = Table(title=Text("the four arms", style="bold"), title_justify="left", box=None)
     table.add_column("measure")
     for arm in found.arms:
-        table.add_column(Text(plain(arm)), justify="right")
+        table.add_column(Text(plain(arm)), justify="right", no_wrap=True)
     for name, cells in found.rows:
         table.add_row(Text(plain(name)), *(Text(plain(cell)) for cell in cells))
-    (console or Console()).print(table)
+    console.print(table)
+    for item in results.get("comparisons") or ():
+        if item["task"] == "overall" and item["n"]:
+            pair = f"{item['first']} - {item['second']}".replace("_", " ")
+            console.print(
+                f"{pair}: {100 * item['difference']:+.1f} ± {100 * item['standard_error']:.1f} "
+                f"points (p = {item['p_value']:.2g}, paired)"
+            )

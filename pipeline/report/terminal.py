@@ -142,3 +142,20 @@ def plain(text: object) -> str:
 def _is_control(char: str) -> bool:
     joiner = char in "\u200c\u200d"  # part of how some scripts and emoji are written
     return not joiner and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Cn"}
+
+
+def print_generation(prompt: str, made: Any, console: Console | None = None) -> None:
+    """Print a continued text (`generation.Generation`), its calls coloured, then each call."""
+    console = console or Console()
+    text = Text(plain(prompt), style="dim")
+    position = 0
+    for call in sorted(made.calls, key=lambda c: c.start):
+        text.append(plain(made.text[position : call.start]))
+        style = "bold green" if call.error_kind is None else "bold red"
+        text.append(plain(made.text[call.start : call.end]), style=style)
+        position = call.end
+    text.append(plain(made.text[position:]))
+    console.print(text)
+    for call in made.calls:
+        outcome = call.result if call.error_kind is None else f"{call.error_kind}: {call.error}"
+        console.print(Text(f"{call.tool}({call.arguments}) -> {outcome}", style="dim"))

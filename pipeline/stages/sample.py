@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pipeline.config import Sample
 from pipeline.context import Context
 from pipeline.lm.forward import Budget, LanguageModel
 from pipeline.lm.grammar import (
@@ -98,14 +99,11 @@ def _sample_tool(
         rows = []
         grammars: dict[tuple[int, int], str] = {}
         for doc, n in enumerate(numbers):
-            chosen = _positions(tool, batch.p_api[doc], encoded[n], plain[n], context)
+            text, starts = documents[n].text, encoded[n].char_starts
+            chosen = _positions(tool, batch.p_api[doc], encoded[n], plain[n], text, context)
             if config.sample.constrain:
                 for i in chosen:
-                    start = encoded[n].char_starts[i]
-                    grammar = _grammar(tool, documents[n].text, start, context)
-                    if grammar is not None:
-                        grammars[doc, i] = grammar
-                chosen = [i for i in chosen if (doc, i) in grammars]
+                    grammars[doc, i] = _grammar(tool, text, starts[i], context)
             context.count(tool, "sampled_positions", len(chosen))
             _, _, m = config.sample.of(tool)
             rows += [Row(doc, i, s) for i in chosen for s in range(m)]
@@ -143,7 +141,12 @@ def _prompt_keys(tool: str, context: Context) -> PromptKeys:
 
 
 def _positions(
-    tool: str, p_api: torch.Tensor, document: EncodedDocument, plain: torch.Tensor, context: Context
+    tool: str,
+    p_api: torch.Tensor,
+    document: EncodedDocument,
+    plain: torch.Tensor,
+    text: str,
+    context: Context,
 ) -> list[int]:
     """Top-k positions above tau_s, minus those where no call can reach the gain floor."""
     lm, config = context.language_model(), context.config
@@ -156,6 +159,7 @@ def _positions(
         open_token(lm.tokenizer, config.call_format.syntax),
         context_token(lm.tokenizer) is not None,
         lambda what, n: context.count(tool, what, n),
+        lambda i: _writable(tool, text[: document.char_starts[i]], config.sample),
     )
     if config.gain_floor is not None:
         # gain <= L_i(eps): below the floor no call can ever be kept there (method, section 2)
@@ -165,22 +169,23 @@ def _positions(
     return chosen
 
 
-def _grammar(tool: str, text: str, char_start: int, context: Context) -> str | None:
-    """The grammar of a call at a place; None where no call can be written."""
+def _writable(tool: str, before: str, sample: Sample) -> bool:
+    """Whether the grammar allows any call after the text `before`."""
+    if tool == "Calculator" and sample.numbers == "from_context":
+        return len(numbers_before(before)) >= 2
+    return sample.words == "free" or any(char.isalnum() for char in before)
+
+
+def _grammar(tool: str, text: str, char_start: int, context: Context) -> str:
+    """The grammar of a call at a place."""
     sample, syntax = context.config.sample, context.config.call_format.syntax
-    before = text[:char_start] if sample.words == "from_context" else None
+    before = text[:char_start]
     if tool == "Calculator":
-        numbers = None
-        if sample.numbers == "from_context":
-            numbers = numbers_before(text, char_start)
-            if len(numbers) < 2:
-                context.count(tool, "too_few_numbers")
-                return None
+        numbers = numbers_before(before) if sample.numbers == "from_context" else None
         return expression_grammar(tool, numbers, syntax)
-    if before is not None and not before.strip():
-        return None
     schema = context.executor().find(tool).spec.parameters
-    return schema_grammar(tool, schema, before, syntax)
+    words = before if sample.words == "from_context" else None
+    return schema_grammar(tool, schema, words, syntax)
 
 
 def _draw(

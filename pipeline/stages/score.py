@@ -69,6 +69,7 @@ def run(
         without = scorer.losses(dict.fromkeys(need))
     for n, call in enumerate(calls):
         best = min(call.loss_none, without[n]) if n in without else None
+        bound = call.loss_none if best is None else best
         if n in result:
             context.count(call.tool, "executed")
             context.count(call.tool, "pruned_call" if best is None else "scored")
@@ -78,7 +79,7 @@ def run(
             loss_call=without.get(n),
             loss_result=result.get(n),
             gain=None if best is None else best - result[n],
-            gain_null=None if n not in null else (call.loss_none if best is None else best) - null[n],
+            gain_null=None if n not in null else bound - null[n],
         )
 
 

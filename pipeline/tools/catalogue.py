@@ -14,7 +14,7 @@ from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
 from pipeline.tools.calendar import CalendarConfig, build_calendar
 from pipeline.tools.dense import DenseSearch, DenseSearchConfig, build_dense_search
-from pipeline.tools.mcp import MCPConfig, build_mcp_tools
+from pipeline.tools.mcp import MCPConfig, build_mcp_tools, declared_mcp_names
 from pipeline.tools.python import Python, PythonConfig
 from pipeline.tools.qa import CausalReaderConfig, Generate, QAConfig, build_qa
 from pipeline.tools.search import WikiSearch, WikiSearchConfig, build_wiki_search
@@ -75,6 +75,24 @@ def build_tools(configs: Sequence[Any], load_generate: LoadGenerate | None = Non
         close_tools(tools)
         raise
     return tools
+
+
+def declared_names(configs: Sequence[Any]) -> list[str]:
+    """The names of the tools that `build_tools` would give, without building anything.
+
+    Raises ConfigError as `build_tools` does, and for an MCP server whose tools are not known yet.
+    """
+    names: list[str] = []
+    for index, entry in enumerate(configs):
+        config = entry if is_dataclass(entry) else parse_tool_config(entry, f"tools.{index}")
+        match config:
+            case FunctionConfig():
+                names.append(config.rename or config.function.rpartition(":")[2])
+            case MCPConfig():
+                names.extend(declared_mcp_names(config))
+            case _:
+                names.append(config.name)
+    return names
 
 
 def close_tools(tools: Sequence[Tool]) -> None:

@@ -8,7 +8,6 @@ dies is started once more, and after that its calls are failures of kind `unavai
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -26,7 +25,8 @@ from jsonschema import Draft202012Validator, SchemaError
 from pipeline.calls import neutralise
 from pipeline.errors import ConfigError
 from pipeline.tools.base import STRICT, MissingExtra, ToolError, ToolSpec, content_version
-from pipeline.tools.pins import check_pins
+from pipeline.tools.pins import check_pins, pinned_names
+from pipeline.tools.untrusted import content_text, safe_schema
 
 _GRACE_S = 5.0  # beyond a call's own limit, before the connection is given up
 _PROBE_S = 2.0  # within which a server must answer after a timeout, else it counts as dead
@@ -326,9 +326,32 @@ def build_mcp_tools(config: MCPConfig) -> list[MCPTool]:
     return tools
 
 
+def declared_mcp_names(config: MCPConfig) -> list[str]:
+    """The names of a server's tools without asking it: from the lock file, else those listed.
+
+    Raises ConfigError when they are not known yet.
+    """
+    known = pinned_names(Path(config.lock), config.server)
+    if known:
+        wanted = [n for n in known if any(fnmatchcase(n, pattern) for pattern in config.tools)]
+    elif any(character in pattern for pattern in config.tools for character in "*?["):
+        raise ConfigError(
+            f"MCP server {config.server!r}: its tools are not known yet; list them under `tools`, "
+            "or connect once, so that they are pinned"
+        )
+    else:
+        wanted = list(config.tools)
+    return [_full_name(config, name) for name in wanted]
+
+
+def _full_name(config: MCPConfig, name: str) -> str:
+    """`server.tool`, with only the characters that the text form of a call allows."""
+    return f"{config.server}.{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"
+
+
 def _spec(config: MCPConfig, name: str, definition: Mapping[str, Any]) -> ToolSpec:
     schema = safe_schema(definition.get("inputSchema") or {"type": "object"})
-    full_name = f"{config.server}.{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"
+    full_name = _full_name(config, name)
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
@@ -345,51 +368,6 @@ def _spec(config: MCPConfig, name: str, definition: Mapping[str, Any]) -> ToolSp
         network=config.url is not None,
         concurrency=config.concurrency,
     )
-
-
-def safe_schema(schema: Any) -> Any:
-    """An untrusted JSON Schema without what could harm: its texts cleaned, no regular expression
-    (they can take exponential time; the server checks its own), no reference to somewhere else.
-    """
-    if isinstance(schema, list):
-        return [safe_schema(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    safe: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _DROPPED_KEYWORDS:
-            continue
-        if key in _NAMED_SCHEMAS and isinstance(value, dict):
-            safe[key] = {name: safe_schema(inner) for name, inner in value.items()}
-        elif key in ("enum", "const", "default", "examples", "required"):
-            safe[key] = value
-        elif key in ("$ref", "$dynamicRef") and not str(value).startswith("#"):
-            raise ConfigError(f"a JSON Schema refers to {str(value)[:80]!r}, outside of itself")
-        elif isinstance(value, str) and key in ("description", "title", "$comment"):
-            safe[key] = neutralise(value, 200)[0]
-        else:
-            safe[key] = safe_schema(value)
-    return safe
-
-
-_DROPPED_KEYWORDS = ("pattern", "patternProperties", "format", "$schema", "$id")
-_NAMED_SCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
-
-
-def content_text(answer: Any) -> str:
-    """The text of an answer: its text blocks, else its structured content; other blocks by name."""
-    parts = []
-    for block in answer.content:
-        if block.type == "text":
-            parts.append(block.text)
-        elif block.type == "resource" and getattr(block.resource, "text", None):
-            parts.append(block.resource.text)
-        else:
-            kind = getattr(block, "mime_type", None) or block.type
-            parts.append(f"({kind})")
-    if not parts and answer.structured_content is not None:
-        return json.dumps(answer.structured_content, ensure_ascii=False)
-    return "\n".join(parts)
 
 
 def _is_connection_failure(error: BaseException) -> bool:

@@ -51,6 +51,11 @@ def check_pins(lock: Path, server: str, definitions: Definitions, accept: str | 
     return found
 
 
+def pinned_names(lock: Path, server: str) -> list[str]:
+    """The tools of a server as pinned; empty when it is not."""
+    return list(_read(lock).get(server, {}).get("tools", {}))
+
+
 def hash_definitions(definitions: Definitions) -> str:
     """One hash of all names, descriptions, schemas and annotations of a server."""
     text = json.dumps(definitions, ensure_ascii=False, sort_keys=True)
