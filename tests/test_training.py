@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +57,7 @@ class Call:
     char_start: int
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def make_tokenizer() -> Any:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -67,6 +69,11 @@ def tokenizer() -> Any:
     )
     core.train_from_iterator([*TEXTS, "so [Calculator(1 * 2) -> 3] and [ ["], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
 
 
 SHAPES = {
@@ -110,6 +117,9 @@ SETTINGS = Finetune(
     tokens_per_micro_batch=96,
     dtype="float32",
 )
+
+
+MANY_BATCHES = dataclasses.replace(SETTINGS, tokens_per_micro_batch=40, batch_size=5)
 
 
 def save(model: Any, folder: Path, progress: Progress) -> None:
@@ -351,6 +361,20 @@ def test_a_loss_that_is_no_number_stops(
     accelerator.free_memory()
 
 
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(
+    tokenizer: Any, accelerator: Accelerator, tmp_path: Path
+) -> None:
+    one = run("llama", tokenizer, accelerator, tmp_path / "one", MANY_BATCHES)[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run([*command, __file__, str(tmp_path / "two")], check=True, timeout=300)
+    two = json.loads((tmp_path / "two" / "events.json").read_text())
+    assert losses(two) == pytest.approx(losses(one), abs=1e-5)
+    assert [e["perplexity"] for e in two if e["event"] == "dev"] == pytest.approx(
+        [e["perplexity"] for e in one if e["event"] == "dev"], rel=1e-4
+    )
+
+
 # -- the stage ------------------------------------------------------------------------------------
 
 
@@ -453,3 +477,11 @@ def test_no_data_set_is_a_clear_error(tokenizer: Any, tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(WorkError, match="augment"):
         finetune.run(context)
+
+
+if __name__ == "__main__":  # one of the two processes of the test above
+    own = Accelerator(cpu=True)
+    target = Path(sys.argv[1])
+    found = run("llama", make_tokenizer(), own, target, MANY_BATCHES)[1]
+    if own.is_main_process:
+        (target / "events.json").write_text(json.dumps(found))
