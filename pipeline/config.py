@@ -69,6 +69,9 @@ class Model:
 
     path: str
     gguf_file: str | None = None
+    # Measured on 136 calls with SmolLM2-135M: bfloat16 scores twice as fast on a CPU with bf16
+    # instructions, moves a gain by 0.026 nats on average (0.106 at most), and flips 2 decisions at
+    # tau_f 0.3, both within 0.03 of it. It also lets the batch size change sampled calls.
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"  # auto = cuda when there is one, else cpu
 
@@ -143,7 +146,10 @@ class Score:
 
     __pydantic_config__ = STRICT
 
-    separator: str = "\n"  # stands between the prepended call z and the text
+    # Between the prepended call z and the text. Measured on SmolLM2-135M (36 true and 60 wrong
+    # calculator calls): how well the gain tells them apart (AUC), mean gain of the true ones:
+    # "\n" .9991, 0.85; "" .9986, 0.86; "\n\n" .9981, 0.82; " " .9977, 0.83.
+    separator: str = "\n"
     horizon: Positive = 5  # n of w~_t = max(0, 1 - t/n)
     tail: Literal["fixed", "renormalise"] = "fixed"
     null_share: Share = 1.0  # share of the calls also scored with another call's result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from pipeline.report.terminal import plain, print_calls, print_funnel
 from pipeline.shards import RunFolder, read_json
 
 BEST, NEAR_MISSES = 5, 2
+_LOOKED_AT = 1000
 
 
 def print_summary(folder: RunFolder, console: Console | None = None) -> None:
@@ -34,10 +36,19 @@ def print_summary(folder: RunFolder, console: Console | None = None) -> None:
 
 
 def _section(folder: RunFolder, console: Console, title: str, reason: str, n: int) -> None:
-    rows = show_rows(folder, reason=reason, n=n)
+    rows = _mixed(show_rows(folder, reason=reason, n=_LOOKED_AT), n)
     if rows:
         console.print(Text(f"\n{title}", style="bold"))
         print_calls(rows, console)
+
+
+def _mixed(rows: Sequence[Mapping[str, Any]], n: int) -> list[Mapping[str, Any]]:
+    """The largest gains, the tools in turn, one call per document while there are others."""
+    best: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        best.setdefault(row["tool"], {}).setdefault(row["doc_id"], row)
+    turns = zip_longest(*(list(own.values()) for own in best.values()))
+    return [row for turn in turns for row in turn if row is not None][:n]
 
 
 def print_arms(results: Mapping[str, Any], console: Console | None = None) -> None:

@@ -84,7 +84,9 @@ def declared_names(configs: Sequence[Any]) -> list[str]:
     """
     names: list[str] = []
     for index, entry in enumerate(configs):
-        config = entry if is_dataclass(entry) else parse_tool_config(entry, f"tools.{index}")
+        config: Any = entry
+        if not is_dataclass(entry):
+            config = parse_tool_config(entry, f"tools.{index}")
         match config:
             case FunctionConfig():
                 names.append(config.rename or config.function.rpartition(":")[2])

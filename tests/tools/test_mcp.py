@@ -15,10 +15,11 @@ pytest.importorskip("mcp")
 from pipeline.errors import ConfigError
 from pipeline.tools.approval import ApprovalPolicy
 from pipeline.tools.arguments import parse_arguments, render_arguments
-from pipeline.tools.catalogue import build_tools
+from pipeline.tools.catalogue import build_tools, declared_names
 from pipeline.tools.executor import Executor
-from pipeline.tools.mcp import MCPConfig, build_mcp_tools, safe_schema
+from pipeline.tools.mcp import MCPConfig, build_mcp_tools
 from pipeline.tools.pins import DefinitionsChanged
+from pipeline.tools.untrusted import safe_schema
 
 ODD = str(Path(__file__).parent / "servers/odd.py")
 
@@ -293,7 +294,7 @@ def test_real_git_server(tmp_path):
 
 SERVE = """
 import sys
-from pipeline.tools.catalogue import build_tools
+from pipeline.tools.catalogue import build_tools, declared_names
 from pipeline.tools.serve import serve
 port = int(sys.argv[1]) if len(sys.argv) > 1 else None
 serve(build_tools([{"name": "Calculator"}, {"name": "Calendar", "today": "2023-01-30"}]), port)
@@ -338,8 +339,14 @@ def test_our_tools_served_over_http_on_loopback(tmp_path, served):
         process.wait()
 
 
-def test_definitions_file_is_readable_json(tmp_path, state):
+def test_definitions_file_is_readable_json_and_knows_the_names(tmp_path, state):
+    with pytest.raises(ConfigError, match="not known yet"):
+        declared_names([odd_config(tmp_path, state)])
+    assert declared_names([odd_config(tmp_path, state, tools=("echo",))]) == ["odd.echo"]
     tools = build_mcp_tools(odd_config(tmp_path, state))
+    names = [tool.spec.name for tool in tools]
+    assert sorted(declared_names([odd_config(tmp_path, state)])) == sorted(names)
+    assert declared_names([odd_config(tmp_path, state, tools=("e*",))]) == ["odd.echo"]
     tools[0].close()
     pinned = json.loads((tmp_path / "lock.json").read_text("utf-8"))
     assert pinned["odd"]["tools"]["echo"]["description"] == "Says it again."

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.tools.calculator import CalculatorConfig
-from pipeline.tools.catalogue import BUILT_IN, build_tools, parse_tool_config
+from pipeline.tools.catalogue import BUILT_IN, build_tools, declared_names, parse_tool_config
 from pipeline.tools.executor import Executor
 
 GOOD = '''
@@ -62,6 +62,12 @@ def test_structured_value_is_json_in_its_own_letters(mine):
     tools = build_tools([{"name": "Function", "function": f"{mine}:record", "rename": "City"}])
     with Executor(tools) as executor:
         assert executor.execute("city", "Roma").result == '{"name": "Roma", "mayor": "Zoë"}'
+
+
+def test_names_are_known_without_building(mine):
+    entry = {"name": "Function", "function": f"{mine}:record"}
+    entries = [{"name": "Calculator"}, entry, {**entry, "rename": "City"}]
+    assert declared_names(entries) == [tool.spec.name for tool in build_tools(entries)]
 
 
 def test_version_follows_the_file(mine):
