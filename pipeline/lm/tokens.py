@@ -69,14 +69,21 @@ def encode_pieces(tokenizer: Any, pieces: Iterable[str]) -> list[int]:
 
 
 def encode_document(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
-    """Encode a text; returns its ids and the code point where each token starts."""
+    """Encode a text; returns its ids and the code point where each token starts.
+
+    A token that starts in the middle of a character has the start of the token before it.
+    """
     encoding = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True
     )
-    starts, end = [], 0
+    starts: list[int] = []
+    end = 0
     for start, stop in encoding["offset_mapping"]:
-        # tokenizers that trim offsets (Llama 3, NeoX) leave out the space before a word
-        starts.append(end if start > end and text[end:start].isspace() else start)
+        if start > end and text[end:start].isspace():
+            start = end  # tokenizers that trim offsets (NeoX) leave out the space before a word
+        elif start < end:
+            start = starts[-1]  # goes on with a character that the token before began
+        starts.append(start)
         end = max(end, stop)
     return list(encoding["input_ids"]), starts
 
