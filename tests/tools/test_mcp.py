@@ -103,6 +103,7 @@ def check_odd_server(executor: Executor) -> None:
     assert executor.execute("odd.echo", "still here").result == "still here"
 
 
+@pytest.mark.slow
 def test_odd_server_over_stdio(tmp_path, state):
     tools = build_mcp_tools(odd_config(tmp_path, state, timeout_s=8.0))
     with Executor(tools) as executor:
@@ -137,6 +138,7 @@ def test_dead_server_is_started_once_more(tmp_path, state):
         assert executor.execute("odd.echo", "x").error_kind == "unavailable"
 
 
+@pytest.mark.slow
 def test_frozen_server_counts_as_dead(tmp_path, state):
     with Executor(build_mcp_tools(odd_config(tmp_path, state, timeout_s=1.0))) as executor:
         start = time.perf_counter()
