@@ -8,6 +8,7 @@ keys, equal calls merged. Not covered: running the calls (stage `execute`).
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -93,7 +94,7 @@ def _sample_tool(
     )
     lengths = [len(prompt.around(encoded[n].ids)) for n in own]
 
-    def work(indices: list[int]) -> list[tuple[int, list[Candidate]]]:
+    def sample_batch(indices: list[int]) -> list[tuple[int, list[Candidate]]]:
         numbers = [own[i] for i in indices]
         batch = read_positions(lm, prompt, [encoded[n] for n in numbers], settings.syntax)
         rows = []
@@ -113,6 +114,14 @@ def _sample_tool(
             (n, _candidates(tool, n, doc, sampled, documents, encoded, plain, batch, context))
             for doc, n in enumerate(numbers)
         ]
+
+    def work(indices: list[int]) -> list[tuple[int, list[Candidate]]]:
+        before = copy.deepcopy(context.counts)
+        try:
+            return sample_batch(indices)
+        except torch.OutOfMemoryError:
+            context.counts = before  # the same documents are counted again in smaller batches
+            raise
 
     found: dict[int, list[Candidate]] = {}
     for group in context.resources["budget"].run(lengths, work):
