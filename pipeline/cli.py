@@ -344,24 +344,41 @@ def _diff(args: Any) -> None:
 def _tool_list(config: str | None, names: str | None = None) -> list[Any]:
     """The tools of a configuration, or those that need no settings."""
     from pipeline.config import load_config
-    from pipeline.tools.catalogue import build_tools
+    from pipeline.context import load_generate
+    from pipeline.tools.catalogue import BUILT_IN, build_tools
 
     if config is not None:
         entries: list[Any] = list(load_config(config).tools)
     else:
         entries = [{"name": name} for name in ("Calculator", "Calendar", "WikiSearch")]
     if names:
-        wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-        known = {str(entry["name"]).lower(): entry for entry in entries}
-        entries = [known.get(name, {"name": name}) for name in wanted]
-    return build_tools(entries)
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        known = {name.lower(): {"name": name} for name in BUILT_IN}
+        known |= {str(entry["name"]).lower(): entry for entry in entries}
+        entries = [known.get(name.lower(), {"name": name}) for name in wanted]
+    return build_tools(entries, load_generate)
 
 
 def _tools_list(args: Any) -> None:
     from pipeline.report.catalogue import print_tools, tools_document
+    from pipeline.tools.catalogue import BUILT_IN
 
-    document = tools_document(_tool_list(args.config))
-    _print_json(document) if args.json else print_tools(document)
+    found, missing = [], {}
+    if args.config:
+        found = _tool_list(args.config)
+    else:
+        for name in BUILT_IN:
+            try:
+                found += _tool_list(None, name)
+            except ValueError as error:  # needs an extra or settings of its own
+                missing[name] = str(error)
+    document = tools_document(found)
+    if args.json:
+        _print_json(document)
+        return
+    print_tools(document)
+    for name, reason in missing.items():
+        print(f"{name} needs more: {reason}", file=sys.stderr)
 
 
 def _tools_call(args: Any) -> int:

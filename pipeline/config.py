@@ -256,14 +256,13 @@ class Config:
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        """Names of the tools, as calls write them (a user's function goes by its own name)."""
-        return tuple(_tool_name(tool) for tool in self.tools)
+        """Names of the tools, as calls write them (a user's function goes by its own name).
 
+        Raises ConfigError for settings that are not those of a tool.
+        """
+        from pipeline.tools.catalogue import declared_names  # which names there are, tools know
 
-def _tool_name(tool: Mapping[str, Any]) -> str:
-    if tool["name"] == "Function":
-        return str(tool.get("rename") or str(tool.get("function", "")).rpartition(":")[2])
-    return str(tool["name"])
+        return tuple(declared_names(self.tools))
 
 
 _ADAPTER = TypeAdapter(Config)
@@ -377,7 +376,10 @@ def _check_together(config: Config, origin: str) -> None:
     for index, tool in enumerate(config.tools):
         if not isinstance(tool.get("name"), str):
             raise ConfigError(f"{origin}: `tools.{index}.name` is missing")
-    names = config.tool_names
+    try:
+        names = config.tool_names
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
     if len({name.lower() for name in names}) != len(names):
         raise ConfigError(f"{origin}: `tools`: each tool once, found {', '.join(names)}")
     for key, section in (("sample", config.sample.per_tool), ("select", config.select.per_tool)):

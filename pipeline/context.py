@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ class Context:
 
             settings = self.config.execute
             self.resources["executor"] = Executor(
-                build_tools(self.config.tools),
+                build_tools(self.config.tools, load_generate),
                 cache_path=self.folder.path / "tool-cache.sqlite" if settings.cache else None,
                 workers=settings.workers,
             )
@@ -87,3 +87,18 @@ def closing_resources(context: Context) -> Iterator[Context]:
             close = getattr(resource, "close", None)
             if close is not None:
                 close()
+
+
+def load_generate(path: str, max_new_tokens: int) -> Callable[[Sequence[str]], list[str]]:
+    """Load a causal model for a tool that reads with one: prompts -> greedy continuations."""
+    from pipeline.config import Model
+    from pipeline.lm.checkpoint import load_model
+    from pipeline.lm.generation import generate
+
+    model, tokenizer = load_model(Model(path=path))
+
+    def texts(prompts: Sequence[str]) -> list[str]:
+        made = generate(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
+        return [generation.text for generation in made]
+
+    return texts

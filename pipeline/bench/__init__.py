@@ -1,0 +1,70 @@
+"""`callsieve bench`: our paths against what a user could take instead, in one run.
+
+    callsieve bench sample --model .cache/models/SmolLM2-135M-Instruct [--json]
+
+Every bench first checks that both sides give the same results and then measures them in
+interleaved pairs. One module per bench; `--model tiny` tries everything out in seconds (its
+figures mean nothing).
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.errors import ConfigError
+
+NAMES = ("ingest", "sample", "score", "train", "agent")
+
+
+def run_bench(
+    name: str, model: str, pairs: int = 5, documents: int | None = None, tokens: int | None = None
+) -> dict[str, Any]:
+    """Run one bench; returns the document that `bench --json` prints.
+
+    `documents` and `tokens` (per document) are the size of one run; None takes the bench's own.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"bench {name!r}: allowed are {', '.join(NAMES)}")
+    for option, value in (("pairs", pairs), ("documents", documents), ("tokens", tokens)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{option} {value}: give at least 1")
+    for noisy in ("ContinuousBatchingLogger", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    module = import_module(f"pipeline.bench.{name}")
+    found: dict[str, Any] = module.run(model, pairs, documents, tokens)
+    return found
+
+
+def print_bench(document: dict[str, Any]) -> None:
+    """Print the document of a bench as tables."""
+    console = Console()
+    about = document["machine"]
+    console.print(
+        f"bench {document['name']} on {about['device']}, {about['threads']} threads, "
+        f"load {about['load']}"
+    )
+    table = Table("against", "unit", "ours /s", "theirs /s", "ratio", "min..max", "pairs", "agrees")
+    for row in document["comparisons"]:
+        table.add_row(
+            row["baseline"],
+            row["unit"],
+            f"{row['ours_per_s']:,.1f}",
+            f"{row['baseline_per_s']:,.1f}",
+            f"{row['ratio_median']:.2f}x",
+            f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}",
+            str(row["pairs"]),
+            "yes" if row["agrees"] else "[bold red]NO[/]",
+        )
+    console.print(table)
+    if document["ceiling_share"] is not None:
+        console.print(f"share of a bare forward pass: {document['ceiling_share']:.0%}")
+    if document["growth"]:
+        grown = Table(*(name.replace("_", " ") for name in document["growth"][0]))
+        for row in document["growth"]:
+            grown.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for v in row.values()))
+        console.print(grown)
