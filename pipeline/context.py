@@ -60,6 +60,7 @@ class Context:
                 build_tools(self.config.tools, load_generate),
                 cache_path=self.folder.path / "tool-cache.sqlite" if settings.cache else None,
                 workers=settings.workers,
+                on_execution=lambda event: self.folder.log(**event),
             )
         executor: Executor = self.resources["executor"]
         return executor

@@ -28,8 +28,11 @@ from pipeline.errors import ConfigError
 
 MAX_NUMBERS = 12  # the nearest ones before the position
 MAX_TEXT = 60  # characters of a free text argument
-_NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)\s?%?")
-_FREE_TEXT = r"/[^\[\]()<>\"\\\n\r\t ]([^\[\]()<>\"\\\n\r\t]{0,%d}[^\[\]()<>\"\\\n\r\t ])?/"
+# [0-9] everywhere: `\d` would also match the digits of other scripts, which no tool reads.
+_NUMBER = re.compile(r"(?<![\w.,])[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?!\w)\s?%?")
+_NEVER = r"\[\]()<>→\"\\\x00-\x1f\x7f"  # in a free text: delimiters, quotes, control characters
+_FREE_TEXT = rf"/[^{_NEVER} ]([^{_NEVER}]{{0,{MAX_TEXT - 2}}}[^{_NEVER} ])?/"
+_INTEGER = r"-?(0|[1-9][0-9]{0,8})"
 
 
 class CallGrammar:
@@ -66,8 +69,7 @@ class RowMask:
 
 
 def _lark(tool: str, arguments: str, syntax: CallSyntax, *rules: str) -> str:
-    gap = " " if syntax.rendering == "special" else ""
-    head, tail = json.dumps(f"{gap}{tool}("), json.dumps(f"){gap}{syntax.close}")
+    head, tail = json.dumps(f"{tool}("), json.dumps(f"){syntax.close}")
     return "\n".join([f"start: {head} {arguments} {tail}", *rules]) + "\n"
 
 
@@ -79,7 +81,7 @@ def expression_grammar(tool: str, numbers: Sequence[str] | None, syntax: CallSyn
     choice = (
         " | ".join(json.dumps(number) for number in numbers)
         if numbers
-        else r"/\d{1,9}(\.\d{1,4})?%?/"
+        else r"/[0-9]{1,9}(\.[0-9]{1,4})?%?/"
     )
     return _lark(
         tool,
@@ -94,10 +96,12 @@ def expression_grammar(tool: str, numbers: Sequence[str] | None, syntax: CallSyn
 def text_grammar(tool: str, before: str | None, syntax: CallSyntax) -> str:
     """Grammar of a call with one text: any short text, or words that stand in `before` in a row."""
     if before is None:
-        return _lark(tool, "TEXT", syntax, f"TEXT: {_FREE_TEXT % (MAX_TEXT - 2)}")
+        return _lark(tool, "TEXT", syntax, f"TEXT: {_FREE_TEXT}")
     words = re.sub(r"[\[\]()<>\"\\]", " ", before)
     quoted = json.dumps({"substring_words": " ".join(words.split())}, ensure_ascii=False)
-    return _lark(tool, "TEXT", syntax, f"TEXT: %regex {quoted}")
+    # the words alone would also allow no word at all, and spaces around them
+    some = rf"/\w(.{{0,{MAX_TEXT - 2}}}[^ ])?/"
+    return _lark(tool, "TEXT", syntax, f"TEXT: WORDS & {some}", f"WORDS: %regex {quoted}")
 
 
 def empty_grammar(tool: str, syntax: CallSyntax) -> str:
@@ -119,12 +123,19 @@ def schema_grammar(
         return empty_grammar(tool, syntax)
     if len(properties) == 1 and required and properties[required[0]].get("type") == "string":
         return text_grammar(tool, before, syntax)
-    parts = [f"{json.dumps(f'{name}=')} {_value(properties[name])}" for name in required]
-    line = ' ", " '.join(parts)
-    for name in properties:
-        if name not in required:
-            comma = '", " ' if line else ""
-            line += f" ({comma}{json.dumps(f'{name}=')} {_value(properties[name])})?"
+    pairs = {
+        name: f"{json.dumps(f'{name}=')} {_value(value)}" for name, value in properties.items()
+    }
+    optional = [pairs[name] for name in properties if name not in required]
+
+    def after(others: Sequence[str]) -> str:
+        return "".join(f' (", " {pair})?' for pair in others)
+
+    if required:
+        line = ' ", " '.join(pairs[name] for name in required) + after(optional)
+    else:  # whichever comes first has no comma before it
+        starts = (pair + after(optional[n + 1 :]) for n, pair in enumerate(optional))
+        line = f"({' | '.join(starts)})?"
     return _lark(tool, line, syntax)
 
 
@@ -133,13 +144,13 @@ def _value(schema: Mapping[str, Any]) -> str:
         return "(" + " | ".join(json.dumps(json.dumps(v)) for v in schema["enum"]) + ")"
     match schema.get("type"):
         case "integer":
-            return r"/-?\d{1,9}/"
+            return f"/{_INTEGER}/"
         case "number":
-            return r"/-?\d{1,9}(\.\d{1,6})?/"
+            return rf"/{_INTEGER}(\.[0-9]{{1,6}})?/"
         case "boolean":
             return '("true" | "false")'
         case _:
-            return r'"\"" ' + _FREE_TEXT % (MAX_TEXT - 2) + r' "\""'
+            return rf'"\"" {_FREE_TEXT} "\""'
 
 
 def numbers_before(before: str) -> list[str]:

@@ -51,7 +51,7 @@ def test_chat_case(case):
         ("Action: search[a 5\" pipe] and 'so]", 'a 5" pipe'),
         ("Action: search[l'ultimo e l'unico]", "l'ultimo e l'unico"),
         ("Action: search['Ndrangheta]", "'Ndrangheta"),
-        ("Action: search[dell'uomo] e l'altro [x]", "dell'uomo"),
+        ("Action: search[dell'uomo] e l'altro x]", "dell'uomo"),
         ('Action: search[an open " quote]', 'an open " quote'),
         ("Action: search[città] ✓", "città"),
         ("**Thought:** t\n**Action:** search[Rome]", "Rome"),
