@@ -121,7 +121,8 @@ def schema_grammar(
     required = [name for name in properties if name in schema.get("required", ())]
     if not properties:
         return empty_grammar(tool, syntax)
-    if len(properties) == 1 and required and properties[required[0]].get("type") == "string":
+    only = properties[required[0]] if len(properties) == 1 and required else {}
+    if only.get("type") == "string" and "enum" not in only:
         return text_grammar(tool, before, syntax)
     pairs = {
         name: f"{json.dumps(f'{name}=')} {_value(value)}" for name, value in properties.items()
