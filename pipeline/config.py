@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from pipeline.calls import CallSyntax, EmptyResult, Rendering
 from pipeline.errors import ConfigError
 
 SPEED = {"speed_only": True}
-STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Positive = Annotated[int, Gt(0)]
 Count = Annotated[int, Ge(0)]
@@ -268,6 +269,19 @@ class Config:
 _ADAPTER = TypeAdapter(Config)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes `1e-5` for text, because it has no point; here it is a number."""
+
+
+_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def load_yaml(text: str) -> Any:
+    """Read one YAML document; raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)  # a SafeLoader: plain values only
+
+
 def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Config:
     """Read a YAML file, apply `section.key = value` overrides, check everything.
 
@@ -275,7 +289,7 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
     """
     path = Path(path)
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -294,7 +308,8 @@ def parse_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     try:
         config = _ADAPTER.validate_json(json.dumps(raw, default=str))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(origin, raw, e) for e in error.errors())) from None
+        found = [e for e in error.errors() if not _says_less(e)]
+        raise ConfigError("\n".join(_explain(origin, raw, e) for e in found)) from None
     _check_together(config, origin)
     return config
 
@@ -327,7 +342,7 @@ def _override(raw: dict[str, Any], key: str, value: str) -> None:
             raise ConfigError(f"--{key}: `{part}` is not a section")
         node = child
     try:
-        node[parts[-1]] = yaml.safe_load(value)
+        node[parts[-1]] = load_yaml(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"--{key} {value}: not a YAML value: {error}") from None
 
@@ -343,7 +358,15 @@ def _explain(origin: str, raw: Any, error: Any) -> str:
         return f"{origin}: unknown key `{path}`{hint} Allowed: {', '.join(allowed)}"
     if error["type"] in {"missing", "missing_argument"}:
         return f"{origin}: `{path}` is missing"
+    if error["type"] == "dataclass_type":
+        allowed = _allowed_keys(location)
+        return f"{origin}: `{path}` = {value!r}: Input can be a mapping of {', '.join(allowed)}"
     return f"{origin}: `{path}` = {value!r}: {error['msg']}"
+
+
+def _says_less(error: Any) -> bool:
+    """A list whose only item is wrong is also reported as empty."""
+    return error["type"] == "too_short" and bool(error.get("input"))
 
 
 def _is_type_name(part: Any) -> bool:
@@ -353,10 +376,9 @@ def _is_type_name(part: Any) -> bool:
 def _allowed_keys(location: Sequence[Any]) -> list[str]:
     node: Any = Config
     for part in location:
-        if dataclasses.is_dataclass(node):
-            node = get_type_hints(node).get(str(part))
-        node = _section_in(node) or node
-    return [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+        # the key of a mapping or the index of a list stays in its section
+        node = _section_in(get_type_hints(node).get(str(part))) or node
+    return [f.name for f in dataclasses.fields(node)]
 
 
 def _section_in(hint: Any) -> Any:
