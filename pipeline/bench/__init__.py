@@ -33,11 +33,20 @@ def run_bench(
     for option, value in (("pairs", pairs), ("documents", documents), ("tokens", tokens)):
         if value is not None and value < 1:
             raise ConfigError(f"--{option} {value}: give at least 1")
-    for noisy in ("ContinuousBatchingLogger", "transformers"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
     module = import_module(f"pipeline.bench.{name}")
+    _quieten()
     found: dict[str, Any] = module.run(model, pairs, documents, tokens)
     return found
+
+
+def _quieten() -> None:
+    """Keep what the baselines say about themselves off the terminal."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for noisy in ("ContinuousBatchingLogger", "pipeline.lm.training"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 def print_bench(document: dict[str, Any]) -> None:

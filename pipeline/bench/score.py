@@ -1,0 +1,210 @@
+"""Bench `score`: the three losses of every candidate against passes with all logits.
+
+Work of one run: L_i(eps), L_i(e(c, eps)) and L_i(e(c, r)) for the candidates of some documents.
+Nothing is pruned, so all paths compute the same numbers. The ceiling is a bare forward pass of the
+trunk over as many tokens in rows of one length.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.bench import material
+from pipeline.bench.measure import compare, document, growth, rates
+from pipeline.calls import call_pieces, empty_call_pieces
+from pipeline.lm.forward import Budget, LanguageModel, right_padded
+from pipeline.lm.loss import (
+    LossRequest,
+    loss_weights,
+    losses,
+    plain_losses,
+    weighted_loss,
+)
+from pipeline.lm.tokens import EncodedDocument, context_token, encode_piece, encode_pieces
+
+POSITIONS, CALLS = 3, 2  # candidates per document: different calls at each of some positions
+TOLERANCE = 1e-4
+BUDGET = 4096
+ROWS_AT_ONCE = 8  # of the padded batch: its logits are what limits it
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A call with its result, at a position of a document."""
+
+    text: Sequence[int]
+    position: int
+    without: Sequence[int]  # context token + e(c, eps) + separator
+    with_result: Sequence[int]
+
+    def losses_wanted(self, first: Sequence[int]) -> list[Sequence[int]]:
+        return [first, self.without, self.with_result]
+
+
+def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
+    """Measure; `documents` 4 and whole bundled texts by default."""
+    lm = LanguageModel(*material.load(model))
+    count = documents or 4
+    many = material.encoded(lm, 16 * count, tokens)
+    docs = many[:count]
+    context = context_token(lm.tokenizer)
+    first = [] if context is None else [context]
+    wanted = _candidates(lm, docs, first)
+    paths: dict[str, Callable[[], list[float]]] = {
+        "three unbatched passes": lambda: _unbatched(lm, wanted, first),
+        "padded batch": lambda: _padded(lm, wanted, first),
+    }
+    truth = _ours(lm, docs, wanted)
+    agrees = {name: _close(path(), truth) for name, path in paths.items()}
+
+    def ours() -> float:
+        return len(_ours(lm, docs, wanted)) / 3
+
+    comparisons = compare(
+        ours,
+        {name: (lambda path=path: len(path()) / 3) for name, path in paths.items()},  # type: ignore[misc]
+        agrees,
+        pairs,
+        "candidates",
+    )
+    grown = {n: _candidates(lm, many[:n], first) for n in (count, 4 * count, 16 * count)}
+    return document(
+        "score",
+        comparisons,
+        _ceiling_share(lm, docs, wanted, pairs),
+        growth(lambda n: _ours(lm, many[:n], grown[n]), list(grown)),
+    )
+
+
+def _candidates(
+    lm: LanguageModel, documents: Sequence[EncodedDocument], first: Sequence[int]
+) -> list[_Candidate]:
+    """Made-up calls spread over every document, each with a result."""
+    separator = encode_piece(lm.tokenizer, "\n")
+    found = []
+    for own in documents:
+        for p in range(POSITIONS):
+            position = (p + 1) * len(own.ids) // (POSITIONS + 1)
+            for c in range(CALLS):
+                a, b = 12 + 7 * p, 3 + c
+                call = ("Calculator", f"{a} * {b}")
+                without = empty_call_pieces(*call, material.SYNTAX)
+                having = call_pieces(*call, str(a * b), material.SYNTAX)
+                prefixes = [
+                    [*first, *encode_pieces(lm.tokenizer, pieces), *separator]
+                    for pieces in (without, having)
+                ]
+                found.append(_Candidate(own.ids, position, *prefixes))
+    return found
+
+
+def _ours(
+    lm: LanguageModel, documents: Sequence[EncodedDocument], wanted: Sequence[_Candidate]
+) -> list[float]:
+    """Three losses per candidate, as the stages compute them."""
+    weights, budget = loss_weights(), Budget(BUDGET)
+    plain = plain_losses(
+        lm, context_token(lm.tokenizer), [own.ids for own in documents], weights, budget=budget
+    )
+    of_text = {id(own.ids): losses_T for own, losses_T in zip(documents, plain, strict=True)}
+    requests = [
+        LossRequest(prefix, own.text, [own.position])
+        for prefixes in ([own.without for own in wanted], [own.with_result for own in wanted])
+        for own, prefix in zip(wanted, prefixes, strict=True)
+    ]
+    found = losses(lm, requests, weights, budget=budget)
+    without, having = found[: len(wanted)], found[len(wanted) :]
+    return [
+        value
+        for n, own in enumerate(wanted)
+        for value in (float(of_text[id(own.text)][own.position]), without[n][0], having[n][0])
+    ]
+
+
+@torch.inference_mode()
+def _unbatched(
+    lm: LanguageModel, wanted: Sequence[_Candidate], first: Sequence[int]
+) -> list[float]:
+    """Three full passes per candidate, one after the other, with the logits of every token."""
+    found = []
+    for own in wanted:
+        for prefix in own.losses_wanted(first):
+            ids = torch.tensor([[*prefix, *own.text]], device=lm.device)
+            logits = lm.model(ids).logits[0]
+            found.append(_from_logits(logits, ids[0], len(prefix) + own.position))
+    return found
+
+
+@torch.inference_mode()
+def _padded(lm: LanguageModel, wanted: Sequence[_Candidate], first: Sequence[int]) -> list[float]:
+    """Padded batches in the order of the candidates, with the logits of every token."""
+    rows = [
+        ([*prefix, *own.text], len(prefix) + own.position)
+        for own in wanted
+        for prefix in own.losses_wanted(first)
+    ]
+    found = []
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[start : start + ROWS_AT_ONCE]
+        ids = right_padded([row for row, _ in part], lm.device)
+        mask = right_padded([[1] * len(row) for row, _ in part], lm.device)
+        logits = lm.model(ids, attention_mask=mask).logits
+        for n, (row, at) in enumerate(part):
+            found.append(_from_logits(logits[n, : len(row)], ids[n, : len(row)], at))
+    return found
+
+
+def _from_logits(logits_LV: torch.Tensor, ids_L: torch.Tensor, at: int) -> float:
+    """L_i from all logits of a row, where x_i stands at `at`."""
+    logprobs = logits_LV[:-1].float().log_softmax(-1)
+    own = logprobs.gather(1, ids_L[1:, None])[:, 0]
+    weights = loss_weights()
+    return weighted_loss(own[at - 1 : at - 1 + len(weights)].cpu(), weights)
+
+
+def _close(found: Sequence[float], wanted: Sequence[float]) -> bool:
+    return len(found) == len(wanted) and all(
+        abs(a - b) <= TOLERANCE for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def _ceiling_share(
+    lm: LanguageModel,
+    documents: Sequence[EncodedDocument],
+    wanted: Sequence[_Candidate],
+    pairs: int,
+) -> float:
+    """Our tokens per second over those of a bare forward pass over as many tokens."""
+    horizon = len(loss_weights())
+    lengths = [1 + len(own.ids) for own in documents]
+    lengths += [
+        len(prefix) + min(own.position + horizon, len(own.text))
+        for own in wanted
+        for prefix in (own.without, own.with_result)
+    ]
+    total = sum(lengths)
+    width = round(total / len(lengths))
+    rows = max(BUDGET // width, 1)
+    ids = torch.randint(5, len(lm.tokenizer), (rows, width), device=lm.device)
+
+    @torch.inference_mode()
+    def bare() -> float:
+        left = round(total / width)
+        while left > 0:
+            lm.trunk(ids[: min(rows, left)], use_cache=False)
+            left -= rows
+        return total
+
+    def ours() -> float:
+        _ours(lm, documents, wanted)
+        return total
+
+    found = rates({"ours": ours, "bare": bare}, pairs)
+    return statistics.median(
+        a / b for a, b in zip(found["ours"], found["bare"], strict=True)
+    )
