@@ -273,8 +273,13 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 takes `1e-5` for text, because it has no point; here it is a number."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Puts text that looks like such a number in quotes."""
+
+
 _EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
 
 
 def load_yaml(text: str) -> Any:
@@ -321,7 +326,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def dump_config(config: Config) -> str:
     """Write a configuration as YAML, every value."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def fingerprint_values(section: Any) -> dict[str, Any]:
