@@ -1,0 +1,237 @@
+"""Strict configuration: every refusal names the place, the value and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import yaml
+
+from pipeline.config import (
+    Config,
+    FalseKeepRate,
+    dump_config,
+    fingerprint_values,
+    load_config,
+    parse_config,
+    to_dict,
+)
+from pipeline.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def raw(inputs: Path) -> dict[str, Any]:
+    return tiny.raw_config(inputs)
+
+
+def put(raw: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(raw)
+    node: Any = changed
+    *sections, key = path.split(".")
+    for section in sections:
+        node = node[int(section)] if isinstance(node, list) else node.setdefault(section, {})
+    node[int(key) if isinstance(node, list) else key] = value
+    return changed
+
+
+def refusal(raw: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw, "c.yaml")
+    return str(caught.value)
+
+
+# -- one value ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "parts"),
+    [
+        # unknown keys, at every depth
+        ("sampel", {}, ["unknown key `sampel`", "did you mean `sample`?", "Allowed: name, corpus"]),
+        ("sample.tau", 0.1, ["unknown key `sample.tau`", "`tau_s`", "Allowed: tau_s, k, m"]),
+        ("sample.per_tool", {"Calculator": {"kk": 1}},
+         ["`sample.per_tool.Calculator.kk`", "did you mean `k`?", "Allowed: tau_s, k, m"]),
+        ("corpus.sources.0.txt", "x", ["`corpus.sources.0.txt`", "Allowed: path, dataset"]),
+        ("select.tau_f", {"rate": 0.1}, ["`select.tau_f.rate`", "Allowed: false_keep_rate"]),
+        # wrong types
+        ("sample.k", "five", ["`sample.k` = 'five'", "valid integer"]),
+        ("sample.k", 2.5, ["`sample.k` = 2.5", "valid integer"]),
+        ("sample.k", True, ["`sample.k` = True", "valid integer"]),
+        ("sample.k", None, ["`sample.k` = None", "valid integer"]),
+        ("sample.constrain", "yes", ["`sample.constrain` = 'yes'", "valid boolean"]),
+        ("name", 3, ["`name` = 3", "valid string"]),
+        ("sample", None, ["`sample` = None", "mapping of tau_s, k, m"]),
+        ("tools", "Calculator", ["`tools` = 'Calculator'"]),
+        ("evaluate.questions", "a.jsonl", ["`evaluate.questions` = 'a.jsonl'"]),
+        # impossible values
+        ("sample.k", 0, ["`sample.k` = 0", "greater than 0"]),
+        ("sample.tau_s", 1.5, ["`sample.tau_s` = 1.5", "less than or equal to 1"]),
+        ("sample.tau_s", float("nan"), ["`sample.tau_s` = nan", "finite number"]),
+        ("sample.temperature", 0.0, ["`sample.temperature` = 0.0", "greater than 0"]),
+        ("finetune.learning_rate", float("inf"), ["`finetune.learning_rate`", "finite number"]),
+        ("select.tau_f", -0.1, ["`select.tau_f` = -0.1", "equal to 0", "false_keep_rate"]),
+        ("select.tau_f", {"false_keep_rate": 2},
+         ["`select.tau_f.false_keep_rate` = 2", "less than 1"]),
+        ("select.per_tool", {"Calculator": -1}, ["`select.per_tool.Calculator` = -1"]),
+        ("sample.numbers", "some", ["`sample.numbers` = 'some'", "'free' or 'from_context'"]),
+        ("call_format.rendering", "html", ["`call_format.rendering`", "'text' or 'special'"]),
+        ("model.dtype", "fp16", ["`model.dtype` = 'fp16'", "'bfloat16'"]),
+        ("score.null_share", 1.01, ["`score.null_share` = 1.01", "equal to 1"]),
+        ("shards", 0, ["`shards` = 0", "greater than 0"]),
+        ("seed", -1, ["`seed` = -1", "equal to 0"]),
+        ("name", "", ["`name` = ''", "at least 1 character"]),
+        ("tools", [], ["`tools` = []", "at least 1 item"]),
+        ("corpus.sources", [], ["`corpus.sources` = []", "at least 1 item"]),
+        ("gain_floor", -1, ["`gain_floor` = -1", "equal to 0"]),
+        # possible alone, impossible together
+        ("corpus.sources.0", {"path": "a", "dataset": "b"},
+         ["`corpus.sources.0`", "either `path` or `dataset`"]),
+        ("corpus.sources.0", {}, ["`corpus.sources.0`", "either `path` or `dataset`"]),
+        ("corpus.min_words", 500, ["`corpus.min_words` 500", "`corpus.max_words` 200"]),
+        ("gain_floor", 5.0, ["tau_f 0.0 of Calculator", "`gain_floor` 5.0", "lower"]),
+        ("sample.numbers", "from_context", ["`sample.numbers: from_context`", "constrain: true"]),
+        ("sample.words", "from_context", ["`sample.words: from_context`", "constrain: true"]),
+        ("tools.0", {"nam": "x"}, ["`tools.0.name` is missing"]),
+        ("tools.0", {"name": "Calc"}, ["tools.0.name", "'Calc'", "allowed: Calculator, Calendar"]),
+        ("tools.1", {"name": "Calculator"}, ["each tool once", "Calculator, Calculator"]),
+        ("sample.per_tool", {"Calc": {"k": 1}},
+         ["`sample.per_tool.Calc`", "`tools` has Calculator, Calendar, WikiSearch"]),
+        ("select.per_tool", {"Units": 1.0}, ["`select.per_tool.Units`: no such tool"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_refusals(raw: dict[str, Any], path: str, value: Any, parts: list[str]) -> None:
+    message = refusal(put(raw, path, value))
+    assert all(line.startswith("c.yaml: ") for line in message.splitlines())
+    for part in parts:
+        assert part in message, message
+
+
+def test_missing_sections(raw: dict[str, Any]) -> None:
+    for key in ("name", "corpus", "model", "tools"):
+        without = {k: v for k, v in raw.items() if k != key}
+        assert refusal(without) == f"c.yaml: `{key}` is missing"
+    assert "`model.path` is missing" in refusal(put(raw, "model", {}))
+
+
+def test_all_mistakes_are_told_at_once(raw: dict[str, Any]) -> None:
+    message = refusal(put(put(raw, "sample.k", 0), "score.horizn", 3))
+    assert "`sample.k`" in message and "did you mean `horizon`?" in message
+    # a list whose only item is wrong is not called empty as well
+    assert "at least 1 item" not in refusal(put(raw, "corpus.sources.0.txt", "x"))
+
+
+# -- files and overrides --------------------------------------------------------------------------
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_files_that_are_no_configuration(tmp_path: Path) -> None:
+    for text, part in (("a: [", "not YAML"), ("- a", "found list"), ("", "found NoneType")):
+        with pytest.raises(ConfigError, match=part):
+            load_config(write(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such configuration file"):
+        load_config(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+    (tmp_path / "c.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize("written", ["1e-5", "1.0e-5", "1E-5", "0.00001", "+1e-5"])
+def test_small_numbers_as_people_write_them(
+    raw: dict[str, Any], tmp_path: Path, written: str
+) -> None:
+    path = write(tmp_path, yaml.safe_dump(raw) + f"\nfinetune: {{learning_rate: {written}}}\n")
+    assert load_config(path).finetune.learning_rate == 1e-5
+    override = load_config(path, [("finetune.weight_decay", written)])
+    assert override.finetune.weight_decay == 1e-5
+
+
+def test_text_stays_text(raw: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("1e-5", "e5-1e", "1e", "no", "3", "2020-05-04"):
+        config = parse_config(put(raw, "name", name))
+        assert load_config(write(tmp_path, dump_config(config))) == config
+
+
+def test_overrides(raw: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path, yaml.safe_dump(raw))
+    config = load_config(
+        path,
+        [
+            ("sample.k", "9"),
+            ("select.tau_f", "{false_keep_rate: 0.05}"),
+            ("sample.per_tool.Calculator.m", "3"),
+            ("gain_floor", "null"),
+            ("finetune.mask_results", "true"),
+            ("model.path", "some/where"),
+        ],
+    )
+    assert config.sample.k == 9
+    assert config.select.tau_f == FalseKeepRate(0.05)
+    assert config.sample.of("Calculator") == (0.0, 9, 3)
+    assert config.sample.of("Calendar") == (0.0, 9, 2)
+    assert config.gain_floor is None and config.finetune.mask_results is True
+    assert config.model.path == "some/where"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("sample.kk", "3", "unknown key `sample.kk`"),
+        ("sample.k", "three", "`sample.k` = 'three'"),
+        ("sample.k", "[", "--sample.k [: not a YAML value"),
+        ("name.x", "3", "--name.x: `name` is not a section"),
+        ("corpus.sources.0.path", "x", "`sources` is not a section"),
+        ("", "3", "unknown key"),
+    ],
+)
+def test_bad_overrides(
+    raw: dict[str, Any], tmp_path: Path, key: str, value: str, part: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, yaml.safe_dump(raw)), [(key, value)])
+    assert part in str(caught.value)
+
+
+# -- what is written ------------------------------------------------------------------------------
+
+
+def test_every_value_is_written_and_read_back(raw: dict[str, Any]) -> None:
+    changed = put(raw, "select", {"tau_f": {"false_keep_rate": 0.05}, "per_tool": {"Calendar": 2}})
+    config = parse_config(put(changed, "finetune", {"learning_rate": 1e-5}))
+    text = dump_config(config)
+    assert parse_config(yaml.safe_load(text)) == config
+    assert "horizon: 5" in text and "temperature: 1.0" in text  # defaults too
+    assert isinstance(config.select.tau_of("Calendar"), int | float)
+    assert config.select.tau_of("Calculator") == FalseKeepRate(0.05)
+
+
+def test_values_of_speed_leave_no_trace_in_fingerprints(raw: dict[str, Any]) -> None:
+    config = parse_config(raw)
+    for section, speed in (
+        (config.sample, {"max_rows", "token_budget"}),
+        (config.execute, {"workers", "cache"}),
+        (config.score, {"token_budget"}),
+        (config.finetune, {"gradient_checkpointing", "tokens_per_micro_batch"}),
+        (config.evaluate, {"max_rows"}),
+    ):
+        assert set(to_dict(section)) - set(fingerprint_values(section)) == speed
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda p: p.name)
+def test_configurations_of_the_project(path: Path) -> None:
+    config = load_config(path)
+    assert isinstance(config, Config) and config.name == path.stem
+    for tool in config.tool_names:
+        assert (ROOT / config.prompts / f"{tool}.txt").is_file()
