@@ -28,6 +28,7 @@ def _numbers(text: str) -> set[str]:
     found = set()
     for match in _NUMBER.findall(text):
         plain = match.replace(",", "")
+        plain = f"0{plain}" if plain.startswith(".") else plain
         found.add(plain.rstrip("0").rstrip(".") if "." in plain else plain.lstrip("0") or "0")
     return found
 
