@@ -16,9 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.bench.measure import UNITS
 from pipeline.errors import ConfigError
-
-NAMES = ("ingest", "sample", "score", "train", "agent")
 
 
 def run_bench(
@@ -28,8 +27,8 @@ def run_bench(
 
     `documents` and `tokens` (per document) are the size of one run; None takes the bench's own.
     """
-    if name not in NAMES:
-        raise ConfigError(f"bench {name!r}: allowed are {', '.join(NAMES)}")
+    if name not in UNITS:
+        raise ConfigError(f"bench {name!r}: allowed are {', '.join(UNITS)}")
     for option, value in (("pairs", pairs), ("documents", documents), ("tokens", tokens)):
         if value is not None and value < 1:
             raise ConfigError(f"--{option} {value}: give at least 1")
@@ -51,17 +50,16 @@ def _quieten() -> None:
 
 def print_bench(document: dict[str, Any]) -> None:
     """Print the document of a bench as tables."""
-    console = Console()
+    console, unit = Console(), UNITS[document["name"]]
     about = document["machine"]
     console.print(
         f"bench {document['name']} on {about['device']}, {about['threads']} threads, "
         f"load {about['load']}"
     )
-    table = Table("against", "unit", "ours /s", "theirs /s", "ratio", "min..max", "pairs", "agrees")
+    table = Table("against", f"{unit}/s", "theirs", "ratio", "min..max", "pairs", "agrees")
     for row in document["comparisons"]:
         table.add_row(
             row["baseline"],
-            row["unit"],
             f"{row['ours_per_s']:,.1f}",
             f"{row['baseline_per_s']:,.1f}",
             f"{row['ratio_median']:.2f}x",

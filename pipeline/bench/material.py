@@ -49,7 +49,8 @@ def texts() -> Iterator[str]:
 
 def encoded(lm: LanguageModel, count: int, tokens: int | None) -> list[EncodedDocument]:
     """`count` documents, as they are or joined and cut to exactly `tokens` tokens."""
-    source, found = texts(), []
+    source = texts()
+    found: list[EncodedDocument] = []
     while len(found) < count:
         text = next(source)
         ids, starts = encode_document(lm.tokenizer, text)

@@ -16,8 +16,15 @@ from typing import Any
 
 import torch
 
+UNITS = {
+    "ingest": "documents",
+    "sample": "samples",
+    "score": "candidates",
+    "train": "tokens",
+    "agent": "episodes",
+}
 Timed = Callable[[], float]
-"""Does the work once; returns how much of it was done, in the unit of the bench."""
+"""Does the work once; returns how much of it was done, in the unit of the bench (`UNITS`)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,6 @@ class Comparison:
     """Ours against one baseline; ratios above 1 mean that ours is faster."""
 
     baseline: str
-    unit: str
     ratios: tuple[float, ...]
     ours_per_s: float
     baseline_per_s: float
@@ -35,7 +41,6 @@ class Comparison:
         """What `bench --json` prints of it."""
         return {
             "baseline": self.baseline,
-            "unit": self.unit,
             "ratio_median": round(statistics.median(self.ratios), 3),
             "ratio_min": round(min(self.ratios), 3),
             "ratio_max": round(max(self.ratios), 3),
@@ -67,14 +72,13 @@ def rates(paths: Mapping[str, Timed], pairs: int) -> dict[str, list[float]]:
 
 
 def compare(
-    ours: Timed, baselines: Mapping[str, Timed], agrees: Mapping[str, bool], pairs: int, unit: str
+    ours: Timed, baselines: Mapping[str, Timed], agrees: Mapping[str, bool], pairs: int
 ) -> list[Comparison]:
     """Measure ours against every baseline in interleaved pairs."""
     found = rates({"ours": ours, **baselines}, pairs)
     return [
         Comparison(
             name,
-            unit,
             tuple(a / b for a, b in zip(found["ours"], found[name], strict=True)),
             statistics.median(found["ours"]),
             statistics.median(found[name]),

@@ -125,7 +125,6 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
         {"generate": generate, "generate_batch": generate_batch},
         agrees,
         pairs,
-        "samples",
     )
     many = material.encoded(lm, 16 * count, tokens)
     return document(

@@ -70,7 +70,6 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
         {name: (lambda path=path: len(path()) / 3) for name, path in paths.items()},  # type: ignore[misc]
         agrees,
         pairs,
-        "candidates",
     )
     grown = {n: _candidates(lm, many[:n], first) for n in (count, 4 * count, 16 * count)}
     return document(
@@ -205,6 +204,4 @@ def _ceiling_share(
         return total
 
     found = rates({"ours": ours, "bare": bare}, pairs)
-    return statistics.median(
-        a / b for a, b in zip(found["ours"], found["bare"], strict=True)
-    )
+    return statistics.median(a / b for a, b in zip(found["ours"], found["bare"], strict=True))

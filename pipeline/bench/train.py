@@ -64,7 +64,6 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     agrees = all(_close(a.losses, b.losses, TOLERANCE[dtype]) for a, b in found)
     comparison = Comparison(
         "transformers.Trainer, padded batches",
-        "tokens",
         tuple(a.tokens_per_s / b.tokens_per_s for a, b in found),
         sorted(a.tokens_per_s for a, _ in found)[len(found) // 2],
         sorted(b.tokens_per_s for _, b in found)[len(found) // 2],
@@ -73,9 +72,7 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     return document("train", [comparison], None, [])
 
 
-def _texts(
-    model: Any, tokenizer: Any, count: int, tokens: int | None
-) -> list[list[Example]]:
+def _texts(model: Any, tokenizer: Any, count: int, tokens: int | None) -> list[list[Example]]:
     source = material.texts()
     found = []
     while len(found) < count:
@@ -83,9 +80,7 @@ def _texts(
         while tokens is not None and len(tokenizer(text)["input_ids"]) < tokens:
             text = f"{text} {next(source)}"
         limit = 1024 if tokens is None else tokens
-        found.append(
-            make_examples(tokenizer, text, (), material.SYNTAX, max_length=limit)[:1]
-        )
+        found.append(make_examples(tokenizer, text, (), material.SYNTAX, max_length=limit)[:1])
     return found
 
 
@@ -156,7 +151,9 @@ def _trainer(
     model = copy.deepcopy(start).float()
     size = settings.batch_size
     steps = -(-len(texts) // size)
-    order = [index for step in range(steps) for index in texts_of_step(step, settings, len(texts), 0)]
+    order = [
+        index for step in range(steps) for index in texts_of_step(step, settings, len(texts), 0)
+    ]
     rows = [{"input_ids": example.ids} for index in order for example in texts[index]]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True
