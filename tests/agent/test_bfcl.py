@@ -89,6 +89,12 @@ def test_numeric_policy_by_value_differs_only_in_the_kind_of_number():
     assert not judge(ROW, turn(good(count="5")), "value").right
 
 
+def test_an_optional_argument_is_needed_when_no_answer_leaves_it_out():
+    row = Row("r", "simple", (), (FUNCTION,), ({"geo.find": {**ACCEPTED, "open": [True]}},))
+    assert judge(row, turn(good())).reason == "missing parameter 'open'"
+    assert judge(row, turn(good(open=True))).right
+
+
 def test_wrong_function_and_wrong_number_of_calls():
     assert "instead of geo.find" in judge(ROW, turn(good(), name="geo.fine")).reason
     assert judge(ROW, turn(good(), good())).reason == "2 calls instead of 1"

@@ -8,7 +8,7 @@ from pipeline.agent.environments.arithmetic import arithmetic_tools, number_in, 
 from pipeline.agent.environments.encyclopedia import Encyclopedia, Question, make_tasks
 from pipeline.agent.limits import Limits
 from pipeline.agent.loop import run_episode, run_episodes
-from pipeline.agent.policies import Reply, ScriptedPolicy
+from pipeline.agent.policies import ScriptedPolicy
 from pipeline.agent.tasks import Settings, Task
 from pipeline.errors import ConfigError
 from pipeline.evaluation.fever import evidence_titles, label_right, load_fever, read_label
@@ -88,18 +88,6 @@ def test_episodes_do_not_share_the_open_page():
     first, second = run_episodes(tasks, ScriptedPolicy(policy), Encyclopedia({}).tools())
     assert first.answer == "(Result 1 / 1) A town at the lake."
     assert second.answer == "(Result 1 / 1) The lake is deep."
-
-
-def test_calls_of_one_turn_run_in_their_order():
-    pages = {f"Page {n}": [f"Word {n}."] for n in range(40)}
-    pairs = [("Search", {"entity": f"Page {n}"}) for n in range(40)]
-    calls = [c for pair in pairs for c in (pair, ("Lookup", {"keyword": "word"}))]
-    wire = tuple((f"c{i}", name, json.dumps(a)) for i, (name, a) in enumerate(calls))
-    policy = ScriptedPolicy([Reply("", calls=wire), "done"])
-    box = Encyclopedia(pages).tools()
-    result = run_episode(Task("q"), policy, box, Settings(protocol="chat"))
-    shown = [m.content for m in result.messages if m.role == "tool"][1::2]
-    assert shown == [f"(Result 1 / 1) Word {n}." for n in range(40)]
 
 
 def test_looking_a_keyword_up_again_may_be_allowed():

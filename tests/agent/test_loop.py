@@ -313,6 +313,19 @@ def test_parallel_calls_run_at_the_same_time_and_answer_in_order():
     assert_paired(result)
 
 
+def test_calls_of_an_environment_run_one_after_the_other_in_their_order():
+    seen = []
+
+    def wait(x, n):
+        time.sleep(0.2 if x == "first" else 0.0)
+        seen.append(x)
+        return x
+
+    calls = tuple((f"i{x}", "wait", json.dumps({"x": x})) for x in ("first", "second", "third"))
+    play([Reply("", calls=calls), "done"], [Probe("wait", wait)], protocol="chat")
+    assert seen == ["first", "second", "third"]
+
+
 # Approvals, tool choice, hand-off, guardrail
 
 

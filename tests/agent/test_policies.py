@@ -172,15 +172,23 @@ def test_endpoint_that_is_down_slow_or_broken_ends_its_run(server):
         assert result.exit_reason == "model_error"
 
 
-def test_endpoint_context_overflow_and_content_filter(server):
-    message = "This model's maximum context length is 10 tokens"
-    body = {"error": {"message": message, "code": "context_length_exceeded"}}
-    server.answer = lambda path, _: (400, body)
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "This model's maximum context length is 10 tokens"},
+        {"message": "too long", "code": "context_length_exceeded"},
+    ],
+)
+def test_endpoint_context_overflow(server, error):
+    server.answer = lambda path, _: (400, {"error": error})
     policy = connect(server.url, "m", retries=0)
-    assert run_episode(Task("q"), policy, EnvironmentTools([]), CHAT).exit_reason == (
-        "context_overflow"
-    )
+    result = run_episode(Task("q"), policy, EnvironmentTools([]), CHAT)
+    assert result.exit_reason == "context_overflow"
+
+
+def test_endpoint_content_filter(server):
     server.answer = lambda path, _: completion("", finish="content_filter")
+    policy = connect(server.url, "m", retries=0)
     assert run_episode(Task("q"), policy, EnvironmentTools([]), CHAT).exit_reason == "guardrail"
 
 
