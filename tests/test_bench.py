@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pipeline.bench import agent, ingest, print_bench, run_bench, sample, score, train
-from pipeline.bench.measure import Comparison, compare, rates
+from pipeline.bench.measure import Comparison, Rate, compare, rates
 from pipeline.cli import main
 from pipeline.errors import ConfigError
 
@@ -177,5 +177,6 @@ def test_ratio_is_ours_over_theirs() -> None:
     (found,) = compare(lambda: 1e9, {"slow": lambda: 1.0}, {"slow": True}, 3)
     assert found.as_dict()["ratio_median"] > 1000
     assert found.as_dict()["pairs"] == 3
-    three = Comparison("x", (2.0, 8.0, 3.0), 1.0, 1.0, True).as_dict()
+    ours = tuple(Rate(rate, 1.0) for rate in (2.0, 8.0, 3.0))
+    three = Comparison("x", ours, (Rate(1.0, 1.0),) * 3, True).as_dict()
     assert (three["ratio_min"], three["ratio_median"], three["ratio_max"]) == (2.0, 3.0, 8.0)

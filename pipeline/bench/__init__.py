@@ -56,7 +56,9 @@ def print_bench(document: dict[str, Any]) -> None:
         f"bench {document['name']} on {about['device']}, {about['threads']} threads, "
         f"load {about['load']}"
     )
-    table = Table("against", f"{unit}/s", "theirs", "ratio", "min..max", "pairs", "agrees")
+    table = Table(
+        "against", f"{unit}/s", "theirs", "ratio", "min..max", "CPU ratio", "pairs", "agrees"
+    )
     for row in document["comparisons"]:
         table.add_row(
             row["baseline"],
@@ -64,6 +66,7 @@ def print_bench(document: dict[str, Any]) -> None:
             f"{row['baseline_per_s']:,.1f}",
             f"{row['ratio_median']:.2f}x",
             f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}",
+            f"{about['cpu_ratio_median'][row['baseline']]:.2f}x",
             str(row["pairs"]),
             "yes" if row["agrees"] else "[bold red]NO[/]",
         )

@@ -18,7 +18,7 @@ from pipeline.agent.policies import LocalPolicy
 from pipeline.agent.strategies import StrategyResult, run_strategy
 from pipeline.agent.tasks import Settings, Task
 from pipeline.bench import material
-from pipeline.bench.measure import Comparison, document, timed
+from pipeline.bench.measure import Comparison, Rate, document, timed
 from pipeline.errors import ConfigError
 from pipeline.tools.catalogue import build_tools
 from pipeline.tools.executor import Executor
@@ -33,8 +33,8 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     policy = local_policy(*material.load(model))
     settings = Settings(limits=Limits(max_steps=STEPS), prefixes=True, max_new_tokens=tokens or 12)
     tasks = _tasks(documents or 32)
-    together: list[float] = []
-    alone: list[float] = []
+    together: list[Rate] = []
+    alone: list[Rate] = []
     agrees = True
     with Executor(build_tools([{"name": "Calculator"}])) as executor:
         for pair in range(pairs):
@@ -59,9 +59,8 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
             agrees &= [kept["batch"][n] for n in chosen] == kept["single"]
     comparison = Comparison(
         "one after the other",
-        tuple(a / b for a, b in zip(together, alone, strict=True)),
-        sorted(together)[len(together) // 2],
-        sorted(alone)[len(alone) // 2],
+        tuple(together),
+        tuple(alone),
         agrees,
     )
     return document("agent", [comparison], None, [])

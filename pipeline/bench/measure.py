@@ -1,7 +1,8 @@
 """Interleaved measurements: our path and its baselines in turn, in one process, on the same work.
 
 A pair is one run of ours and one of a baseline right after each other, in changing order, so that
-whatever else the machine does hits both. What counts is the median of the pairs' ratios.
+whatever else the machine does hits both. What counts is the median of the pairs' ratios. The same
+ratio in CPU seconds stands beside the machine: on one that others use too it is the steadier one.
 """
 
 from __future__ import annotations
@@ -28,14 +29,32 @@ Timed = Callable[[], float]
 
 
 @dataclass(frozen=True)
+class Rate:
+    """Work per second by the clock, and per second of CPU time (all threads together)."""
+
+    per_s: float
+    per_cpu_s: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Ours against one baseline; ratios above 1 mean that ours is faster."""
 
     baseline: str
-    ratios: tuple[float, ...]
-    ours_per_s: float
-    baseline_per_s: float
+    ours: tuple[Rate, ...]
+    theirs: tuple[Rate, ...]
     agrees: bool
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ours over theirs by the clock, pair by pair."""
+        return [a.per_s / b.per_s for a, b in zip(self.ours, self.theirs, strict=True)]
+
+    @property
+    def cpu_ratio(self) -> float:
+        """The median of the ratios in CPU seconds of this process."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return statistics.median(a.per_cpu_s / b.per_cpu_s for a, b in pairs)
 
     def as_dict(self) -> dict[str, Any]:
         """What `bench --json` prints of it."""
@@ -44,26 +63,27 @@ class Comparison:
             "ratio_median": round(statistics.median(self.ratios), 3),
             "ratio_min": round(min(self.ratios), 3),
             "ratio_max": round(max(self.ratios), 3),
-            "ours_per_s": round(self.ours_per_s, 3),
-            "baseline_per_s": round(self.baseline_per_s, 3),
+            "ours_per_s": round(statistics.median(own.per_s for own in self.ours), 3),
+            "baseline_per_s": round(statistics.median(own.per_s for own in self.theirs), 3),
             "agrees": self.agrees,
             "pairs": len(self.ratios),
         }
 
 
-def timed(work: Timed) -> float:
+def timed(work: Timed) -> Rate:
     """Run once; returns work per second."""
     synchronise()
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     done = work()
     synchronise()
-    return done / (time.perf_counter() - began)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    return Rate(done / seconds, done / max(cpu, 1e-9))
 
 
-def rates(paths: Mapping[str, Timed], pairs: int) -> dict[str, list[float]]:
+def rates(paths: Mapping[str, Timed], pairs: int) -> dict[str, list[Rate]]:
     """Work per second of every path, `pairs` times, the order turned by one each time."""
     names = list(paths)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[Rate]] = {name: [] for name in names}
     for pair in range(pairs):
         turn = pair % len(names)
         for name in names[turn:] + names[:turn]:
@@ -79,9 +99,8 @@ def compare(
     return [
         Comparison(
             name,
-            tuple(a / b for a, b in zip(found["ours"], found[name], strict=True)),
-            statistics.median(found["ours"]),
-            statistics.median(found[name]),
+            tuple(found["ours"]),
+            tuple(found[name]),
             agrees[name],
         )
         for name in baselines
@@ -140,7 +159,10 @@ def document(
     """The document of one bench."""
     return {
         "name": name,
-        "machine": machine(),
+        "machine": {
+            **machine(),
+            "cpu_ratio_median": {own.baseline: round(own.cpu_ratio, 3) for own in comparisons},
+        },
         "comparisons": [comparison.as_dict() for comparison in comparisons],
         "ceiling_share": None if ceiling_share is None else round(ceiling_share, 3),
         "growth": list(growth),

@@ -144,7 +144,7 @@ class _Noise(LogitsProcessor):
     def __init__(self, keys: list[int], prompt_length: int) -> None:
         self.keys, self.prompt_length = keys, prompt_length
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         step = input_ids.shape[1] - self.prompt_length
         return scores + gumbel(self.keys, [step] * len(scores), scores.shape[1], scores.device)
 
@@ -156,7 +156,7 @@ class _Ended(StoppingCriteria):
         self.bench, self.prompt_length = bench, prompt_length
         self.over: dict[int, int] = {}
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         rows = input_ids[:, self.prompt_length :].tolist()
         for index, tokens in enumerate(rows):
             if index not in self.over and self.bench.ended(tokens):

@@ -204,4 +204,6 @@ def _ceiling_share(
         return total
 
     found = rates({"ours": ours, "bare": bare}, pairs)
-    return statistics.median(a / b for a, b in zip(found["ours"], found["bare"], strict=True))
+    return statistics.median(
+        a.per_cpu_s / b.per_cpu_s for a, b in zip(found["ours"], found["bare"], strict=True)
+    )

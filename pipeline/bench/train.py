@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from pipeline.bench import material
-from pipeline.bench.measure import Comparison, document
+from pipeline.bench.measure import Comparison, Rate, document
 from pipeline.config import Finetune
 from pipeline.lm.packing import Example, make_examples
 from pipeline.lm.training import (
@@ -40,7 +40,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-3}  # of a step's loss, in 
 @dataclass(frozen=True)
 class _Run:
     losses: list[float]
-    tokens_per_s: float
+    rate: Rate
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
@@ -64,9 +64,8 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     agrees = all(_close(a.losses, b.losses, TOLERANCE[dtype]) for a, b in found)
     comparison = Comparison(
         "transformers.Trainer, padded batches",
-        tuple(a.tokens_per_s / b.tokens_per_s for a, b in found),
-        sorted(a.tokens_per_s for a, _ in found)[len(found) // 2],
-        sorted(b.tokens_per_s for _, b in found)[len(found) // 2],
+        tuple(ours.rate for ours, _ in found),
+        tuple(theirs.rate for _, theirs in found),
         agrees,
     )
     return document("train", [comparison], None, [])
@@ -74,7 +73,7 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
 
 def _texts(model: Any, tokenizer: Any, count: int, tokens: int | None) -> list[list[Example]]:
     source = material.texts()
-    found = []
+    found: list[list[Example]] = []
     while len(found) < count:
         text = next(source)
         while tokens is not None and len(tokenizer(text)["input_ids"]) < tokens:
@@ -96,10 +95,13 @@ def _ours(
     """Our loop, with nothing written to disk."""
     model = copy.deepcopy(start)
     losses: list[float] = []
+    cpu_began, cpu = time.process_time(), 0.0
 
     def on_event(event: str, **values: Any) -> None:
+        nonlocal cpu
         if event == "train":
             losses.append(values["loss"])
+            cpu = time.process_time() - cpu_began
 
     with tempfile.TemporaryDirectory() as folder:
         trained = train(
@@ -113,7 +115,7 @@ def _ours(
             save=lambda model, target, progress: target.mkdir(parents=True),
             on_event=on_event,
         )
-    return _Run(losses, trained.tokens / trained.seconds)
+    return _Run(losses, Rate(trained.tokens / trained.seconds, trained.tokens / cpu))
 
 
 # -- baseline ------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class _InOrder(Trainer):
     """A Trainer that takes the texts as they lie."""
 
     def _get_train_sampler(self, *args: Any, **options: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
+        return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
 
 class _Clock(TrainerCallback):
@@ -131,13 +133,14 @@ class _Clock(TrainerCallback):
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.began = self.seconds = 0.0
+        self.began = self.seconds = self.cpu_began = self.cpu = 0.0
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.began = time.perf_counter()
+        self.began, self.cpu_began = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds = time.perf_counter() - self.began
+        self.cpu = time.process_time() - self.cpu_began
 
     def on_log(self, *args: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
@@ -180,7 +183,7 @@ def _trainer(
         trainer = _InOrder(
             model=model,
             args=arguments,
-            train_dataset=rows,  # type: ignore[arg-type]
+            train_dataset=rows,
             data_collator=_collate,
             optimizers=(optimizer, rates),
             callbacks=[clock],
@@ -188,7 +191,7 @@ def _trainer(
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     tokens = sum(len(row["input_ids"]) for row in rows)
-    return _Run(clock.losses, tokens / clock.seconds)
+    return _Run(clock.losses, Rate(tokens / clock.seconds, tokens / clock.cpu))
 
 
 def _collate(rows: Iterable[dict[str, list[int]]]) -> dict[str, Tensor]:
