@@ -92,7 +92,7 @@ class EndpointPolicy:
             if call.type == "function"
         ]
         return Reply(
-            choice.message.content or "",
+            cut_at_stop(choice.message.content or "", request.stop),
             answer.usage.prompt_tokens if answer.usage else 0,
             answer.usage.completion_tokens if answer.usage else 0,
             tuple(calls) or None,
@@ -113,12 +113,23 @@ class EndpointPolicy:
             return PolicyError("the endpoint's answer holds no choice")
         choice = answer.choices[0]
         return Reply(
-            request.prefix + choice.text,
+            request.prefix + cut_at_stop(choice.text, request.stop),
             answer.usage.prompt_tokens if answer.usage else 0,
             answer.usage.completion_tokens if answer.usage else 0,
             None,
             _FINISH.get(choice.finish_reason or "", "eos"),
         )
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """Drop a stop string and what follows: some servers return it, or go on after it.
+
+    A stop string that begins with a line break may have met the end of the prompt, so it counts
+    at the beginning of the text without it.
+    """
+    ends = [text.find(one) for one in stop]
+    ends += [0 for one in stop if one != one.lstrip() and text.startswith(one.lstrip())]
+    return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
 def connect(

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.agent import react
 from pipeline.agent.context import shorten
-from pipeline.agent.endpoint import connect
+from pipeline.agent.endpoint import connect, cut_at_stop
 from pipeline.agent.environments.desks import stock_tools
 from pipeline.agent.loop import run_episode, run_episodes
 from pipeline.agent.policies import ContextOverflow, LocalPolicy, Reply, Request, ScriptedPolicy
@@ -120,6 +120,15 @@ def test_endpoint_react_goes_as_a_conversation_with_stop_strings(server):
     assert result.answer == "no"
     assert server.requests[0]["stop"] == ["\nObservation", "\nQuestion:"]
     assert server.requests[1]["messages"][3]["content"].startswith("Observation: {")
+
+
+def test_endpoint_that_returns_its_stop_strings_is_cut():
+    stop = ("\nObservation", "\nQuestion:")
+    assert cut_at_stop("Action: a[b]\nObservation", stop) == "Action: a[b]"
+    assert cut_at_stop("Observation", stop) == ""
+    assert cut_at_stop("a\nQuestion: b\nObservation", stop) == "a"
+    assert cut_at_stop("no Observation", stop) == "no Observation"
+    assert cut_at_stop("a -> b", ("->",)) == "a "
 
 
 def test_endpoint_completions_continue_a_text(server):

@@ -1,15 +1,23 @@
 """The loop with real models: a tiny one in seconds, SmolLM2-135M-Instruct in the slow tests."""
 
+import contextlib
 import os
+import socket
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import tiny
 
+from pipeline.agent.endpoint import connect, first_model
 from pipeline.agent.engine import local_policy
 from pipeline.agent.environments.arithmetic import arithmetic_tools
 from pipeline.agent.environments.encyclopedia import make_tasks
+from pipeline.agent.instructions import instructions_for
 from pipeline.agent.limits import EXIT_REASONS, Limits
 from pipeline.agent.loop import run_episode, run_episodes
 from pipeline.agent.parse import PROTOCOLS
@@ -17,7 +25,9 @@ from pipeline.agent.strategies import STRATEGIES, run_strategy
 from pipeline.agent.tasks import Settings, Task
 from pipeline.agent.toolbox import EnvironmentTools
 from pipeline.agent.trace import comparable
+from pipeline.config import Model
 from pipeline.evaluation.hotpot import load_hotpot
+from pipeline.lm.checkpoint import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = Settings(
@@ -93,14 +103,45 @@ def test_tiny_model_state_that_does_not_fit_is_an_overflow():
 
 
 @pytest.fixture(scope="module")
-def real():
+def real_path():
     path = Path(os.environ.get("CALLSIEVE_MODEL") or ROOT / ".cache/models/SmolLM2-135M-Instruct")
     if not path.exists():
         pytest.skip("SmolLM2-135M-Instruct is not here; scripts/quickstart brings it")
-    from pipeline.config import Model
-    from pipeline.lm.checkpoint import load_model
+    return str(path)
 
-    return load_model(Model(path=str(path), device="cpu"))
+
+@pytest.fixture(scope="module")
+def real(real_path):
+    return load_model(Model(path=real_path, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def served(real_path):
+    """A real OpenAI-compatible server with the real model."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", real_path]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    server = subprocess.Popen(
+        command,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(240):
+            assert server.poll() is None, "transformers serve ended"
+            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health") as ready:
+                if ready.status == 200:
+                    break
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait()
 
 
 @pytest.mark.slow
@@ -111,8 +152,6 @@ def test_real_model_runs_every_protocol(protocol, real):
     tools = Witness(arithmetic_tools(), returned)
     tasks = [Task(f"How much is {n + 12} * {n + 3}?", str(n)) for n in range(20)]
     settings = replace(SHORT, protocol=protocol)
-    from pipeline.agent.instructions import instructions_for
-
     settings = replace(settings, instructions=instructions_for(protocol))
     runs = run_episodes(tasks, policy, tools, settings)
     assert len(runs) == 20
@@ -142,11 +181,32 @@ def test_real_model_runs_every_strategy(name, real, shared_data):
 def test_real_model_batched_and_single_runs_give_the_same_traces(real, shared_data):
     questions, encyclopedia = load_hotpot(shared_data("hotpot_distractor_reflexion100.json"))
     tasks = make_tasks(questions[:6], encyclopedia)
-    from pipeline.agent.instructions import instructions_for
-
     settings = replace(SHORT, instructions=instructions_for("react", "hotpot"))
     policy = local_policy(*real)
     batched = run_episodes(tasks, policy, EnvironmentTools([]), settings)
     single = [run_episode(task, policy, EnvironmentTools([]), settings) for task in tasks]
     for one, other in zip(batched, single, strict=True):
         assert comparable(list(one.events)) == comparable(list(other.events))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("protocol", "api"),
+    [("chat", "chat"), ("react", "chat"), ("react", "completions"), ("inline", "completions")],
+)
+def test_real_endpoint_runs_every_protocol(protocol, api, served):
+    policy = connect(served, "", api=api, timeout_s=300, retries=0)
+    policy = replace(policy, model=first_model(policy))
+    returned = []
+    settings = replace(
+        SHORT,
+        protocol=protocol,
+        prefixes=api == "completions",
+        instructions=instructions_for(protocol),
+        limits=Limits(max_steps=2),
+    )
+    tasks = [Task(f"How much is {n} * 4?", str(n)) for n in range(2)]
+    for run in run_episodes(tasks, policy, Witness(arithmetic_tools(), returned), settings):
+        assert_sound(run, returned)
+        assert run.exit_reason != "model_error", run.detail
+        assert run.tokens_in > 0 and run.tokens_out > 0
