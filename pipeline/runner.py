@@ -213,7 +213,7 @@ def fingerprints(config: Config) -> dict[str, str]:
         "execute": [tools, _files(tool_files), _files(functions)],
         "score": [fingerprint_values(config.score)],
         "select": [fingerprint_values(config.select)],
-        "augment": [fingerprint_values(config.augment), licence],
+        "augment": [fingerprint_values(config.augment), licence, _files([config.augment.traces])],
         "finetune": [fingerprint_values(config.finetune)],
         "evaluate": [fingerprint_values(config.evaluate), _files(config.evaluate.questions)],
     }
@@ -251,6 +251,8 @@ def plan(config: Config, folder: RunFolder, first: str | None, last: str | None)
     end = STAGE_NAMES.index(last) + 1 if last else len(STAGE_NAMES)
     todo, stale = [], []
     for name in STAGE_NAMES[:end]:
+        if config.augment.traces is not None and name in SHARD_FOLDERS:
+            continue  # the data set comes from runs of the agent loop
         complete, outdated = _state(config, folder, name, wanted[name])
         if outdated:
             stale.append(name)
@@ -368,6 +370,11 @@ def _begin(context: Context, stage: str, fingerprint: str, fresh: bool) -> None:
     complete, outdated = _state(config, folder, stage, fingerprint)
     if outdated and not complete and fresh:
         folder.clear(stage)
+    if fresh:  # nobody else writes here: what a killed process was writing is waste
+        for place in (folder.path, folder.stage(stage)):
+            for leftover in place.glob("*.tmp"):
+                if leftover.is_file():
+                    leftover.unlink()
 
 
 def _need_all(context: Context, stage: str, fingerprint: str) -> None:
