@@ -1,0 +1,415 @@
+"""Runs: the same rows after a kill and over any number of shards; what a change makes stale."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline import cli, runner
+from pipeline.config import Config, parse_config
+from pipeline.errors import ConfigError, WorkError
+from pipeline.lm.checkpoint import save_checkpoint
+from pipeline.lm.tiny import make_tiny_model
+from pipeline.shards import SHARD_FOLDERS, RunFolder, merge_counts, read_json
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that was taught to write calls, as a checkpoint."""
+    folder = tmp_path_factory.mktemp("models") / "taught"
+    lm = tiny.taught_lm("llama", "bytes")
+    save_checkpoint(lm.model, lm.tokenizer, folder, {})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def raw(inputs: Path, model_folder: Path) -> dict[str, Any]:
+    """Settings of a run with something to do in every stage."""
+    return tiny.raw_config(
+        inputs,
+        model={"path": str(model_folder), "device": "cpu"},
+        shards=3,
+        sample={"constrain": True, "max_new_tokens": 40},
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run up to the data set that nothing has disturbed (copy it before changing it)."""
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "finished")
+    run(parse_config(raw), folder)
+    return folder
+
+
+def run(config: Config, folder: RunFolder, **options: Any) -> tuple[runner.Plan, list[str]]:
+    said: list[str] = []
+    plan = runner.run(config, folder, **{"last": "augment", "say": said.append, **options})
+    return plan, said
+
+
+def changed(raw: dict[str, Any], **changes: Any) -> Config:
+    own = copy.deepcopy(raw)
+    for path, value in changes.items():
+        node = own
+        *sections, key = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key] = value
+    return parse_config(own)
+
+
+def rows(folder: RunFolder, stage: str) -> list[pa.Table]:
+    """The tables of a stage, shard by shard, without what a clock or a cache says."""
+    tables = [folder.read_part(stage, *part) for part in folder.parts(stage)]
+    return [
+        t.drop_columns([c for c in ("seconds", "cached") if c in t.column_names]) for t in tables
+    ]
+
+
+def counts(folder: RunFolder, stage: str) -> dict[str, dict[str, int]]:
+    """The counts of a stage over its shards."""
+    if stage in SHARD_FOLDERS:
+        markers = [folder.read_marker(stage, *part) or {} for part in folder.parts(stage)]
+    else:
+        markers = [read_json(folder.stage_marker(stage))]
+    tools = {tool for marker in markers for tool in marker["counts"]}
+    return {t: merge_counts(m["counts"].get(t, {}) for m in markers) for t in sorted(tools)}
+
+
+def dataset(folder: RunFolder) -> dict[str, bytes]:
+    data = folder.stage("augment") / "data"
+    return {path.name: path.read_bytes() for path in sorted(data.iterdir())}
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    for stage in SHARD_FOLDERS:
+        assert one.parts(stage) == other.parts(stage)
+        for mine, yours in zip(rows(one, stage), rows(other, stage), strict=True):
+            assert mine.equals(yours), stage
+        assert counts(one, stage) == counts(other, stage)
+    assert dataset(one) == dataset(other)
+    assert counts(one, "augment") == counts(other, "augment")
+
+
+def test_the_run_is_worth_comparing(finished: RunFolder) -> None:
+    table = finished.read_all("select", ["tool", "reason", "gain_null"])
+    assert set(table["tool"].to_pylist()) == {"Calculator", "Calendar", "WikiSearch"}
+    assert {"kept", "below_threshold"} <= set(table["reason"].to_pylist())
+    assert any(gain is not None for gain in table["gain_null"].to_pylist())
+    assert all(t.num_rows > 0 for stage in SHARD_FOLDERS for t in rows(finished, stage))
+
+
+# -- killed and run again -------------------------------------------------------------------------
+
+
+def run_and_die(config: Config, folder: RunFolder, stage: str, renamed: int) -> None:
+    """Run, and die by SIGKILL in place of the given rename among the files of a stage."""
+    replace, seen = os.replace, 0
+    place = str(folder.stage(stage))
+
+    def count(source: Any, target: Any) -> None:
+        nonlocal seen
+        seen += str(target).startswith(place)
+        if seen == renamed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = count  # type: ignore[assignment]
+    run(config, folder)
+
+
+# Of 3 shards with a marker each: after one whole shard; between the second one and its marker.
+# Ingest writes 3 shards, then the markers; augment one folder, then its marker.
+MIDDLE = {"ingest": 2, "sample": 3, "execute": 3, "score": 3, "select": 3, "augment": 1}
+NO_MARKER = {"ingest": 5, "sample": 4, "execute": 4, "score": 4, "select": 4, "augment": 2}
+
+
+@pytest.mark.parametrize("kills", [MIDDLE, NO_MARKER], ids=["middle", "before the marker"])
+def test_killed_in_every_stage_and_run_again(
+    kills: dict[str, int], raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    """One folder is killed once in each stage; the same command ends with identical rows."""
+    config, folder = parse_config(raw), RunFolder(tmp_path / "run")
+    processes = multiprocessing.get_context("fork")
+    for stage, renamed in kills.items():
+        child = processes.Process(target=run_and_die, args=(config, folder, stage, renamed))
+        child.start()
+        child.join(120)
+        assert child.exitcode == -signal.SIGKILL, stage
+        todo = runner.plan(config, folder, None, "augment").todo
+        assert todo[0] == stage, "it died in another stage"
+        if stage in SHARD_FOLDERS and stage != "ingest":
+            assert folder.parts(stage) == [(0, 3)]  # what was whole is kept
+    plan, _ = run(config, folder)
+    assert plan.todo == ("augment",)
+    assert_same(folder, finished)
+    assert not list(folder.path.rglob("*.tmp"))  # nothing half-written is left
+    _, said = run(config, folder)
+    assert said == [f"{folder.path}: everything is done"]
+
+
+def test_finished_shards_are_not_done_again(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(finished.path, folder.path)
+    folder.marker("score", 1, 3).unlink()
+    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("part-*")}
+    plan, _ = run(parse_config(raw), folder)
+    assert plan.todo == ("score",)  # the same inputs: what comes after stays as it is
+    again = {path for path, time in before.items() if path.stat().st_mtime_ns != time}
+    assert again == {folder.part("score", 1, 3)}
+    assert_same(folder, finished)
+
+
+def test_a_torn_marker_counts_as_none(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(finished.path, folder.path)
+    marker = folder.marker("execute", 2, 3)
+    marker.write_text(marker.read_text()[:20])
+    run(parse_config(raw), folder)
+    assert_same(folder, finished)
+
+
+# -- shards ---------------------------------------------------------------------------------------
+
+
+def test_one_and_four_shards(raw: dict[str, Any], tmp_path: Path) -> None:
+    folders = [RunFolder(tmp_path / str(n)) for n in (1, 4)]
+    for folder, n in zip(folders, (1, 4), strict=True):
+        run(changed(raw, shards=n), folder)
+        assert [len(folder.parts(stage)) for stage in SHARD_FOLDERS] == [n] * 5
+    one, four = folders
+    for stage in SHARD_FOLDERS:
+        key = "doc_id" if stage == "ingest" else "call_id"
+        whole, parts = (pa.concat_tables(rows(f, stage)).sort_by(key) for f in (one, four))
+        assert whole.schema == parts.schema and whole.num_rows == parts.num_rows > 0
+        for name in whole.column_names:
+            mine, yours = whole[name].to_pylist(), parts[name].to_pylist()
+            if pa.types.is_floating(whole.schema.field(name).type):
+                assert [v is None for v in mine] == [v is None for v in yours]
+                mine, yours = ([v or 0.0 for v in side] for side in (mine, yours))
+                assert mine == pytest.approx(yours, abs=1e-4), name
+            else:
+                assert mine == yours, name
+        assert counts(one, stage) == counts(four, stage)
+    names = ["id", "text_augmented"]
+    read = [pq.read_table(f.stage("augment") / "data", columns=names) for f in folders]
+    assert read[0].equals(read[1])
+
+
+def test_processes_that_share_the_shards(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    """A job array: ingest once, then i/n of each stage by different processes."""
+    config, folder = parse_config(raw), RunFolder(tmp_path / "run")
+    run(config, folder, last="ingest")
+    for i in (1, 0):
+        _, said = run(config, folder, last="execute", shards=(i, 2))
+        assert "execute ..." in said
+    assert sorted(folder.parts("execute")) == [(0, 3), (1, 3), (2, 3)]
+    run(config, folder)
+    assert_same(folder, finished)
+
+
+def test_score_waits_for_all_shards_of_execute(raw: dict[str, Any], tmp_path: Path) -> None:
+    config, folder = parse_config(raw), RunFolder(tmp_path / "run")
+    run(config, folder, last="ingest")
+    run(config, folder, last="execute", shards=(0, 2))
+    with pytest.raises(WorkError, match=r"`execute` still lacks shards \[1\]"):
+        run(config, folder, last="score", shards=(0, 2))
+
+
+# -- what a change makes stale --------------------------------------------------------------------
+
+
+def test_a_changed_threshold_redoes_select_and_later_only(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(finished.path, folder.path)
+    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*.json")}
+    gains = sorted(g for g in folder.read_all("score")["gain"].to_pylist() if g is not None)
+    tau = round(gains[-2], 6)
+    plan, said = run(changed(raw, select__tau_f=tau), folder)
+    assert plan.todo == plan.stale == ("select", "augment")
+    assert said[:2] == [
+        f"changed: select.tau_f: 0.0 -> {tau}", "stale, will be redone: select, augment"
+    ]  # fmt: skip
+    for stage in ("ingest", "sample", "execute", "score"):
+        for part in folder.parts(stage):
+            assert (
+                folder.marker(stage, *part).stat().st_mtime_ns
+                == before[folder.marker(stage, *part)]
+            )
+    assert counts(folder, "select") != counts(finished, "select")
+    # and back again: the same rows as ever
+    run(parse_config(raw), folder)
+    assert_same(folder, finished)
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"seed": 5}, "ingest"),
+        ({"shards": 2}, "ingest"),
+        ({"corpus__max_words": 50}, "ingest"),
+        ({"call_format__empty_result": "bare"}, "ingest"),
+        ({"sample__k": 4}, "sample"),
+        ({"sample__per_tool": {"Calculator": {"m": 1}}}, "sample"),
+        ({"gain_floor": 0.0}, "sample"),
+        ({"score__horizon": 4}, "sample"),  # L_i(eps) is computed there
+        ({"score__tail": "renormalise"}, "sample"),
+        ({"model__dtype": "bfloat16"}, "sample"),
+        ({"score__separator": " "}, "score"),
+        ({"score__null_share": 0.5}, "score"),
+        ({"select__lookahead": "allow"}, "select"),
+        ({"select__per_tool": {"Calendar": 1.0}}, "select"),
+        ({"augment__validation_share": 0.3}, "augment"),
+        ({"corpus__licence": "CC0-1.0"}, "augment"),
+        ({"finetune__learning_rate": 1e-3}, "finetune"),
+        ({"evaluate__max_calls": 2}, "evaluate"),
+        # speed changes nothing
+        ({"sample__max_rows": 3, "sample__token_budget": 77, "score__token_budget": 5}, None),
+        ({"execute__workers": 7, "execute__cache": False, "evaluate__max_rows": 3}, None),
+        ({"finetune__tokens_per_micro_batch": 77}, None),
+    ],
+    ids=str,
+)
+def test_first_stage_that_depends_on_a_value(
+    raw: dict[str, Any], changes: dict[str, Any], first: str | None
+) -> None:
+    before = runner.fingerprints(parse_config(raw))
+    after = runner.fingerprints(changed(raw, **changes))
+    stale = [name for name in runner.STAGE_NAMES if before[name] != after[name]]
+    order = runner.STAGE_NAMES
+    assert stale == list(order[order.index(first) :] if first else ())
+
+
+def test_changed_files_are_noticed(raw: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    shutil.copytree(inputs, tmp_path / "in")
+    own = json.loads(json.dumps(raw).replace(str(inputs), str(tmp_path / "in")))
+    config = parse_config(own)
+
+    def stale_after(change: Any) -> str:
+        before = runner.fingerprints(config)
+        change()
+        after = runner.fingerprints(config)
+        return next(name for name in runner.STAGE_NAMES if before[name] != after[name])
+
+    prompt, corpus = tmp_path / "in/prompts/Calendar.txt", tmp_path / "in/corpus.jsonl"
+    articles = tmp_path / "in/articles.jsonl"
+    assert stale_after(lambda: prompt.write_text(prompt.read_text() + " ")) == "sample"
+    assert stale_after(lambda: corpus.write_text(corpus.read_text() + "\n")) == "ingest"
+    assert stale_after(lambda: articles.write_text(articles.read_text() + "\n")) == "execute"
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_another_run_is_left_alone(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"holds the run 'tiny', this configuration is 'other'"):
+        run(changed(raw, name="other"), finished)
+    assert yaml.safe_load((finished.path / "config.yaml").read_text())["name"] == "tiny"
+
+
+def test_a_stage_before_its_inputs(raw: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"`ingest` is not done in .*run it first"):
+        run(parse_config(raw), RunFolder(tmp_path / "run"), first="score")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_commands_in_one_folder(raw: dict[str, Any], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with (
+        runner._alone(folder, shared=False),
+        pytest.raises(WorkError, match="another command is running"),
+    ):
+        run(parse_config(raw), folder, last="ingest")
+
+
+def test_bad_settings_are_refused_before_anything_is_written(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    for changes, part in (
+        ({"prompts": str(tmp_path)}, "no prompt for the tool Calculator"),
+        ({"model__device": "cuda:x"}, "`model.device` = 'cuda:x'"),
+        ({"model__path": str(tmp_path / "nowhere")}, "no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            run(changed(raw, **changes), RunFolder(tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
+
+
+# -- the whole of it ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_the_top(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Relative paths of configurations start at the top of the project; no cache is shared."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CALLSIEVE_CACHE", str(tmp_path / "cache"))
+    with contextlib.chdir(ROOT):
+        yield
+
+
+def test_smoke_configuration_runs_every_stage(
+    at_the_top: None, model_folder: Path, tmp_path: Path, capfd: Any
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    command = ["run", "configs/smoke.yaml", "--run-dir", str(folder.path)]
+    command += ["--model.path", str(model_folder), "--evaluate.max_new_tokens", "6"]
+    assert cli.main(command) == 0
+    assert all(folder.parts(stage) for stage in SHARD_FOLDERS)
+    for stage in ("augment", "finetune", "evaluate"):
+        assert read_json(folder.stage_marker(stage))["fingerprint"]
+    kept = counts(folder, "select")
+    assert all(kept[tool].get("kept", 0) > 0 for tool in ("Calculator", "WikiSearch"))
+    assert read_json(folder.path / "funnel.json")
+    assert "<html" in (folder.path / "report.html").read_text(encoding="utf-8")
+    # the tuned model is an ordinary checkpoint
+    model = AutoModelForCausalLM.from_pretrained(folder.stage("finetune"))
+    tokenizer = AutoTokenizer.from_pretrained(folder.stage("finetune"))
+    ids = tokenizer("The total is", return_tensors="pt")["input_ids"]
+    assert (
+        model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0).shape[1]
+        > ids.shape[1]
+    )
+    results = read_json(folder.stage("evaluate") / "results.json")
+    assert list(results["arms"]) == ["base", "control", "tuned_disabled", "tuned"]
+    capfd.readouterr()
+    assert cli.main(command) == 0
+    assert "everything is done" in capfd.readouterr().err
+
+
+def test_the_tiny_model_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny", [*tiny.TEXTS, *tiny.PROMPTS.values()] * 3)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.bos_token == "<s>" and tokenizer.eos_token == "</s>"
+    assert len(tokenizer(" [", add_special_tokens=False)["input_ids"]) == 1
+    assert model.config.hidden_size == 64 and model.config.num_hidden_layers == 2
+    ids = tokenizer(tiny.TEXTS[0], return_tensors="pt")["input_ids"]
+    assert float(model(ids, labels=ids).loss.detach()) < 2.0  # it has learnt something
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny"]
