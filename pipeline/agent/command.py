@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from pipeline.agent.approvals import ask_on_terminal
+from pipeline.agent.approvals import ask_on_terminal, read_approvals
 from pipeline.agent.limits import Limits
 from pipeline.agent.policies import Policy
-from pipeline.agent.strategies import STRATEGIES, StrategyResult, run_strategy
+from pipeline.agent.strategies import StrategyResult, run_strategy, strategy_named
 from pipeline.agent.tasks import Settings, Task
 from pipeline.agent.trace import Event, TraceFile, TracePrinter
 from pipeline.errors import ConfigError
@@ -24,33 +25,74 @@ from pipeline.tools.executor import Executor
 def run_question(args: argparse.Namespace, tools: Sequence[Tool]) -> int:
     """Run `callsieve agent run`; exit code 0 when an answer was submitted, else 1.
 
-    Reads `model, question, protocol, strategy, max_steps, date, trace, json` of the arguments.
-    The trace goes to stderr, the answer (or with `json` the whole result) to stdout.
+    Reads `model, question, protocol, strategy, max_steps, date, trace, json` of the arguments,
+    and `approvals, max_tokens, max_seconds, inline_calls` where there are any. The trace goes to
+    stderr, the answer (or with `json` the whole result) to stdout.
     """
-    name = args.strategy or "react"
-    if STRATEGIES.get(name, STRATEGIES["react"]).kind == "trials":
-        raise ConfigError(f"strategy {name} needs the right answers: use callsieve evaluate")
-    settings = Settings(
+    given: dict[str, Any] = vars(args)
+    result = answer_question(
+        args.model,
+        args.question,
+        tools,
         protocol=args.protocol,
-        limits=Limits(max_steps=args.max_steps),
-        prefixes=not _is_address(args.model),
+        strategy=args.strategy or "react",
+        limits=Limits(args.max_steps, given.get("max_tokens"), given.get("max_seconds")),
+        date=args.date,
+        trace=args.trace,
+        approvals=given.get("approvals"),
+        inline_calls=given.get("inline_calls", False),
+        show=True,
     )
-    task = Task(args.question, "q", document={"date": args.date, "doc_id": "question"})
-    policy = make_policy(args.model, args.protocol)
-    approval = ApprovalPolicy({"*": "ask"}, confirm=ask_on_terminal)
+    print(json.dumps(_document(result), ensure_ascii=False) if args.json else result.answer or "")
+    return 0 if result.answer is not None else 1
+
+
+def answer_question(
+    model: str,
+    question: str,
+    tools: Sequence[Tool],
+    *,
+    protocol: str = "react",
+    strategy: str = "react",
+    limits: Limits | None = None,
+    date: str | None = None,
+    trace: Path | None = None,
+    approvals: Path | None = None,
+    inline_calls: bool = False,
+    show: bool = False,
+) -> StrategyResult:
+    """Answer one question by a strategy; see `make_policy` for what `model` may be.
+
+    `trace` is a file for the events as JSONL, `approvals` a policy file; without one every call
+    with effects is asked for on the terminal. `show` prints the events to stderr as they happen.
+    Raises ConfigError for settings that cannot work, WorkError for an endpoint without a model.
+    """
+    if strategy_named(strategy).kind == "trials":
+        raise ConfigError(f"strategy {strategy} needs the right answers: use callsieve evaluate")
+    settings = Settings(
+        protocol=protocol,
+        limits=limits or Limits(),
+        prefixes=not _is_address(model),
+        inline_calls=inline_calls,
+    )
+    task = Task(question, "q", document={"date": date, "doc_id": "question"})
+    if approvals is None:
+        approval = ApprovalPolicy({"*": "ask"}, confirm=ask_on_terminal)
+    else:
+        approval = read_approvals(approvals, confirm=ask_on_terminal)
+    policy = make_policy(model, protocol)
     with ExitStack() as stack:
         executor = stack.enter_context(Executor(tools, approval=approval))
-        sinks: list[Any] = [TracePrinter()]
-        if args.trace is not None:
-            sinks.append(stack.enter_context(TraceFile(args.trace)))
+        sinks: list[Callable[[Event], None]] = [TracePrinter()] if show else []
+        if trace is not None:
+            sinks.append(stack.enter_context(TraceFile(trace)))
 
         def emit(event: Event) -> None:
             for sink in sinks:
                 sink(event)
 
-        (result,) = run_strategy(name, [task], policy, executor, settings, on_event=emit)
-    print(json.dumps(_document(result), ensure_ascii=False) if args.json else result.answer or "")
-    return 0 if result.answer is not None else 1
+        (result,) = run_strategy(strategy, [task], policy, executor, settings, on_event=emit)
+    return result
 
 
 def make_policy(model: str, protocol: str) -> Policy:

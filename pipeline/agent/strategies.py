@@ -160,9 +160,7 @@ def run_strategy(
     instruction files (`hotpot`: `hotpot-react-v1`). Raises ConfigError for an unknown strategy,
     and for one that needs an `evaluator` and has none.
     """
-    if strategy is None and name not in STRATEGIES:
-        raise ConfigError(f"strategy {name!r} is not one of: {', '.join(STRATEGIES)}")
-    chosen = strategy or STRATEGIES[name]
+    chosen = strategy or strategy_named(name)
     if chosen.kind == "trials" and evaluator is None:
         raise ConfigError(f"strategy {name}: an evaluator has to say which runs were right")
     setup = _Setup(policy, tools, settings or Settings(), family, evaluator, on_event, cancel)
@@ -175,6 +173,13 @@ def run_strategy(
         "refine": _run_refine,
     }[chosen.kind]
     return run(name, chosen, tasks, setup)
+
+
+def strategy_named(name: str) -> Strategy:
+    """Return a strategy of the table; raises ConfigError naming the ones there are."""
+    if name not in STRATEGIES:
+        raise ConfigError(f"strategy {name!r} is not one of: {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
 
 
 def strategy_settings(strategy: Strategy, settings: Settings, family: str = "") -> Settings:

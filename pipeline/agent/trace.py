@@ -89,9 +89,9 @@ def _exit_line(event: Event) -> Text:
     answer = "" if event["answer"] is None else f"  answer: {printable(event['answer'])}"
     tokens = event["tokens_in"] + event["tokens_out"]
     figures = f"  {event['step']} steps, {tokens} tokens, {event['seconds']:.2f} s"
-    return Text.assemble(
-        ("    ", ""), (event["exit_reason"], style), (answer, "bold"), (figures, "dim")
-    )
+    detail = f"  {printable(event['detail'])}" if event.get("detail") else ""
+    reason = (event["exit_reason"], style)
+    return Text.assemble("    ", reason, (answer, "bold"), (figures, "dim"), detail)
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,78 @@
+"""`callsieve agent run` against a model folder and an endpoint, and the trace on the terminal."""
+
+import argparse
+import io
+import json
+
+import pytest
+import tiny
+from rich.console import Console
+
+from pipeline.agent.command import answer_question, run_question
+from pipeline.agent.environments.desks import library_tools
+from pipeline.agent.limits import EXIT_REASONS, Limits
+from pipeline.agent.loop import run_episode
+from pipeline.agent.policies import ScriptedPolicy
+from pipeline.agent.tasks import Task
+from pipeline.agent.toolbox import EnvironmentTools
+from pipeline.agent.trace import TracePrinter
+from pipeline.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    lm = tiny.make_lm("llama", "bytes")
+    path = tmp_path_factory.mktemp("model")
+    lm.model.save_pretrained(path)
+    lm.tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def arguments(model, **changes):
+    known = {
+        "model": model,
+        "question": "How many copies?",
+        "protocol": "react",
+        "strategy": None,
+        "max_steps": 2,
+        "date": None,
+        "trace": None,
+        "json": True,
+    }
+    return argparse.Namespace(**{**known, **changes})
+
+
+def test_a_model_folder_runs_and_writes_json_and_a_trace(folder, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    code = run_question(arguments(folder, trace=trace), library_tools())
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_reason"] in EXIT_REASONS
+    assert code == (0 if document["answer"] is not None else 1)
+    events = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    assert events[0]["event"] == "start" and events[-1]["event"] == "exit"
+    assert events[-1]["exit_reason"] == document["exit_reason"]
+
+
+def test_a_strategy_that_needs_answers_is_refused_before_a_model_is_loaded():
+    with pytest.raises(ConfigError, match="callsieve evaluate"):
+        run_question(arguments("no-such-model", strategy="reflexion"), [])
+    with pytest.raises(ConfigError, match="standard, cot"):
+        answer_question("no-such-model", "q", [], strategy="magic")
+
+
+def test_an_endpoint_that_is_down_is_reported_as_such():
+    result = answer_question("http://127.0.0.1:9/v1#m", "q", library_tools(), limits=Limits(2))
+    assert (result.exit_reason, result.answer) == ("model_error", None)
+    assert "cannot be reached" in result.final.detail
+
+
+def test_the_trace_on_the_terminal_reads_no_markup_and_sends_no_escapes():
+    out = io.StringIO()
+    printer = TracePrinter(Console(file=out, force_terminal=True, width=200, no_color=True))
+    turns = ["Thought: [bold]x[/bold] \x1b[31mred\nAction: calc[1+1]", "Finish[2]"]
+    box = EnvironmentTools(library_tools())
+    run_episode(Task("q"), ScriptedPolicy(turns), box, on_event=printer)
+    shown = out.getvalue()
+    assert "[bold]x[/bold]" in shown and "\x1b[31mred" not in shown
+    assert "call calc(1+1)" in shown
+    assert "finished" in shown and "answer: 2" in shown and "2 steps" in shown
