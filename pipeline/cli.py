@@ -92,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--run-dir", type=Path, required=True)
         if stage in ("sample", "execute", "score"):
             _add_shards(one)
+        if stage == "augment":
+            one.add_argument(
+                "--from-traces",
+                metavar="FILE",
+                help="make the data set of the right runs in a traces file of the agent loop "
+                "(the same as --augment.traces FILE; give that to `run` for the stages after it)",
+            )
         if stage == "evaluate":
             one.add_argument("--json", action="store_true", help="print the results as JSON")
         one.set_defaults(stage=stage)
@@ -253,6 +260,8 @@ def _load(args: Any) -> tuple[Any, Any]:
     if isinstance(getattr(args, "shards", None), int):
         overrides.append(("shards", str(args.shards)))
         args.shards = (0, 1)
+    if getattr(args, "from_traces", None):
+        overrides.append(("augment.traces", json.dumps(args.from_traces)))
     config = load_config(args.config, overrides)
     return config, RunFolder(args.run_dir or Path("runs") / config.name)
 

@@ -192,6 +192,7 @@ class Augment:
     __pydantic_config__ = STRICT
 
     validation_share: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.1
+    traces: str | None = None  # train on the right runs of this traces file instead of on calls
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,19 @@ class Finetune:
 
 
 @dataclass(frozen=True)
+class AgentLoop:
+    """The arms in the agent loop: strategies x benchmarks (`callsieve agent` runs single ones)."""
+
+    __pydantic_config__ = STRICT
+
+    strategies: Annotated[tuple[str, ...], MinLen(1)] = ("standard", "react")
+    benchmarks: tuple[Literal["arithmetic", "hotpot", "fever"], ...] = ("arithmetic",)
+    limit: Positive = 20  # questions per benchmark
+    hotpot_file: str | None = None  # a HotpotQA distractor file; also the pages for fever
+    fever_file: str | None = None
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Generation with live calls for the four arms (method, section 7)."""
 
@@ -227,6 +241,7 @@ class Evaluate:
     max_calls: Count = 1  # calls per input
     max_new_tokens: Positive = 48
     held_out_documents: Count = 100  # for perplexity
+    agents: AgentLoop | None = None  # also compare the arms in the agent loop
     max_rows: Positive = field(default=64, metadata=SPEED)
 
 

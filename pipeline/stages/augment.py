@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.agent.transcripts import documents_from_runs
 from pipeline.calls import CallSyntax, render
 from pipeline.config import FalseKeepRate
 from pipeline.context import Context
-from pipeline.errors import WorkError
+from pipeline.errors import ConfigError, WorkError
 from pipeline.records import stable_hash
 from pipeline.report.card import write_card
 from pipeline.report.gains import threshold
@@ -74,10 +75,13 @@ def run(context: Context) -> None:
     """
     began = time.monotonic()
     folder, config = context.folder, context.config
-    calls = kept_calls(folder)
-    if not calls:
-        raise WorkError(explain_nothing_kept(context))
-    documents = augmented_documents(folder, calls, config.call_format.syntax, context)
+    if config.augment.traces is not None:
+        documents = right_runs(Path(config.augment.traces), context)
+    else:
+        calls = kept_calls(folder)
+        if not calls:
+            raise WorkError(explain_nothing_kept(context))
+        documents = augmented_documents(folder, calls, config.call_format.syntax, context)
     rows = sorted(documents, key=lambda row: row.id)
     splits = split_rows(rows, config.augment.validation_share)
     for split in SPLITS:
@@ -141,6 +145,23 @@ def augmented_documents(
                         text = document["text"]
                         shown = [{name: call[name] for name in CALL.names} for call in own]
                         yield Row(document["doc_id"], text, interleave(text, own, syntax), shown)
+
+
+def right_runs(path: Path, context: Context) -> Iterator[Row]:
+    """The runs of the agent loop that ended right, as texts; `text` keeps question and answer only.
+
+    Raises ConfigError when the file cannot be read, WorkError when no run in it is right.
+    """
+    if not path.is_file():
+        raise ConfigError(f"`augment.traces` = {str(path)!r}: no such file")
+    found = documents_from_runs(path)
+    if not found:
+        raise WorkError(f"{path}: no run that ended right, nothing to train on")
+    for document in found:
+        lines = document["text"].splitlines()
+        context.count("*", "documents")
+        context.count("*", "augmented")
+        yield Row(document["doc_id"], f"{lines[0]}\n{lines[-1]}", document["text"], [])
 
 
 def interleave(text: str, calls: Sequence[Mapping[str, Any]], syntax: CallSyntax) -> str:

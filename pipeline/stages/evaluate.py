@@ -21,9 +21,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.agent.transcripts import write_runs
 from pipeline.config import Config, Model
 from pipeline.context import Context
 from pipeline.errors import WorkError
+from pipeline.evaluation.agent_arms import check_agents, run_agents
 from pipeline.evaluation.live import live_calls
 from pipeline.evaluation.metrics import is_correct
 from pipeline.evaluation.questions import KINDS, Question, load_questions, spread
@@ -46,6 +48,8 @@ def run(context: Context) -> None:
     """
     began = time.monotonic()
     config, folder = context.config, context.folder
+    if config.evaluate.agents is not None:
+        check_agents(config.evaluate.agents)
     questions = load_questions(config.evaluate.questions, config.evaluate.limit)
     texts = held_out_texts(folder, config.evaluate.held_out_documents)
     work = folder.stage("evaluate") / ".arms"
@@ -61,6 +65,9 @@ def run(context: Context) -> None:
             gc.collect()  # two models need not be in memory at the same time
             lm, path_of_lm = LanguageModel(*load_model(settings)), settings.path
         found = evaluate_arm(context, arm, lm, questions, texts)
+        if config.evaluate.agents is not None:
+            agents = run_agents(config.evaluate.agents, arm, lm, questions)
+            found["agents"], found["agent_traces"] = agents
         write_json(path, {"fingerprint": context.fingerprint, **found})
     arms = {arm: read_json(work / f"{arm}.json") for arm in ARMS}
     traces = [trace for arm in ARMS for trace in arms[arm]["traces"]]
@@ -72,6 +79,10 @@ def run(context: Context) -> None:
         "held_out_documents": len(texts),
         "comparisons": comparisons({arm: arms[arm]["traces"] for arm in ARMS}),
     }
+    if config.evaluate.agents is not None:
+        results["agents"] = [row for arm in ARMS for row in arms[arm]["agents"]]
+        runs = [run for arm in ARMS for run in arms[arm]["agent_traces"]]
+        write_runs(folder.stage("evaluate") / "agent-traces.jsonl", runs)
     write_json(folder.stage("evaluate") / "results.json", results)
     for tool, calls in results["arms"]["tuned"]["tools"].items():
         context.count(tool, "calls", calls["calls"])

@@ -61,7 +61,12 @@ class DatasetText:
 
     id: str
     text: str
+    text_augmented: str
     calls: list[DatasetCall]
+
+    def text_of(self, arm: Arm) -> str:
+        """What an arm learns; calls are inserted later, token by token (a run has none)."""
+        return self.text if arm == "control" or self.calls else self.text_augmented
 
 
 def run(context: Context) -> None:
@@ -107,9 +112,11 @@ def read_split(folder: RunFolder, split: str) -> list[DatasetText]:
 def _read(files: Sequence[Path]) -> Iterator[DatasetText]:
     names = [field.name for field in dataclasses.fields(DatasetCall)]
     for file in files:
-        for row in pq.read_table(file, columns=["id", "text", "calls"]).to_pylist():
+        for row in pq.read_table(
+            file, columns=["id", "text", "text_augmented", "calls"]
+        ).to_pylist():
             calls = [DatasetCall(**{name: call[name] for name in names}) for call in row["calls"]]
-            yield DatasetText(row["id"], row["text"], calls)
+            yield DatasetText(row["id"], row["text"], row["text_augmented"], calls)
 
 
 def _train_arm(
@@ -137,7 +144,7 @@ def _train_arm(
         return [
             make_examples(
                 tokenizer,
-                document.text,
+                document.text_of(arm),
                 document.calls if arm == "tuned" else (),
                 config.call_format.syntax,
                 max_length=settings.max_length,
