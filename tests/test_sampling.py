@@ -25,6 +25,7 @@ from pipeline.lm.sampling import (
     choose_positions,
     encode_prompt,
     read_positions,
+    sample_hidden,
     sample_plain,
     sample_rows,
 )
@@ -471,3 +472,28 @@ def test_samples_of_one_position_are_independent_draws() -> None:
             deviation = math.sqrt(float(p[token] * (1 - p[token])) * draws)
             assert abs(int(shown[token]) - float(p[token]) * draws) < 4.5 * deviation + 1
     assert shown.sum() > draws / 10
+
+
+def test_hidden_prompts_draw_from_the_text_before_alone() -> None:
+    """With `lookahead_prompt: hidden` a changed tail of the text changes no sampled call."""
+    lm = tiny.taught_lm("llama", "bytes")
+    first = encoded(lm)[0]
+    place = len(first.ids) // 2
+    other = [*first.ids[:place], *reversed(first.ids[place:])]
+    rows = [Row(0, place, sample) for sample in range(12)]
+    drawn = {}
+    for shared in (True, False):
+        prompt = prompt_of(lm, shared)
+        for draw in (sample_hidden, sample_rows):
+            for name, ids in (("as it is", first.ids), ("another tail", other)):
+                document = EncodedDocument(first.doc_id, list(ids), first.char_starts)
+                batch = read_positions(lm, prompt, [document], TEXT)
+                key = (draw.__name__, name, shared)
+                drawn[key] = draw(lm, prompt, batch, rows, SETTINGS)
+    for shared in (True, False):
+        hidden = drawn["sample_hidden", "as it is", shared]
+        assert hidden == drawn["sample_hidden", "another tail", shared]
+        assert any(item.arguments for item in hidden)
+        seen = drawn["sample_rows", "as it is", shared]
+        assert seen != drawn["sample_rows", "another tail", shared]
+    assert drawn["sample_hidden", "as it is", True] == drawn["sample_hidden", "as it is", False]

@@ -261,6 +261,32 @@ def sample_plain(
     return done
 
 
+def sample_hidden(
+    lm: LanguageModel,
+    prompt: PromptKeys,
+    batch: DocumentBatch,
+    rows: Iterable[Row],
+    settings: Settings,
+    mask_of: Callable[[Row], TokenMask | None] = lambda row: None,
+) -> list[Sampled]:
+    """Draw from prompts that end at the position: the arguments cannot come from later text.
+
+    Every position is a document of its own, x_1..x_{i-1}, with the keys and random numbers of its
+    (doc_id, position); this costs a prefill per position.
+    """
+    rows = list(rows)
+    places = sorted({(row.doc, row.position) for row in rows})
+    cut = []
+    for doc, i in places:
+        whole = batch.documents[doc]
+        cut.append(EncodedDocument(whole.doc_id, whole.ids[:i], whole.char_starts[:i]))
+    number = {place: n for n, place in enumerate(places)}
+    original = {Row(number[r.doc, r.position], r.position, r.sample): r for r in rows}
+    hidden = read_positions(lm, prompt, cut, settings.syntax)
+    found = sample_rows(lm, prompt, hidden, original, settings, lambda row: mask_of(original[row]))
+    return [Sampled(original[item.row], item.arguments, item.reason) for item in found]
+
+
 def _key(settings: Settings, prompt: PromptKeys, document: EncodedDocument, row: Row) -> int:
     return sample_key(settings.seed, document.doc_id, prompt.prompt.tool, row.position, row.sample)
 

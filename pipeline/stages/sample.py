@@ -36,6 +36,7 @@ from pipeline.lm.sampling import (
     choose_positions,
     encode_prompt,
     read_positions,
+    sample_hidden,
     sample_rows,
 )
 from pipeline.lm.shared_prefix import fits
@@ -214,7 +215,9 @@ def _draw(
         grammar = grammars.get((row.doc, row.position))
         return context.resources["grammar"].mask(grammar) if grammar else None
 
-    sampled = sample_rows(lm, prompt, batch, rows, settings, mask_of) if rows else []
+    hidden = context.config.sample.lookahead_prompt == "hidden"
+    draw = sample_hidden if hidden else sample_rows
+    sampled = draw(lm, prompt, batch, rows, settings, mask_of) if rows else []
     context.count(tool, "samples", len(sampled))
     for item in sampled:
         if item.reason is not None:
