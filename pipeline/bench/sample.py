@@ -48,7 +48,9 @@ PAGE = 16  # tokens per page of `generate_batch`: pages are what it shares
 
 
 @dataclass
-class _Bench:
+class Bench:
+    """A model with the prompt of the tool, and one run over documents."""
+
     lm: LanguageModel
     prompt: PromptKeys
     settings: Settings
@@ -99,7 +101,7 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     count = documents or 2
     prompt = encode_prompt(lm, load_prompt(material.PROMPTS, TOOL, material.SYNTAX), fits(lm))
     settings = Settings(0, 1.0, 20, 128, 4096, material.SYNTAX)
-    bench = _Bench(lm, prompt, settings)
+    bench = Bench(lm, prompt, settings)
     docs = material.encoded(lm, count, tokens)
     batch, rows, sampled = bench.batch(docs)
     contexts = [bench.context(docs, row) for row in rows]
@@ -117,12 +119,12 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     def generate() -> float:
         return len(_generate(bench, docs, contexts, rows))
 
-    def generate_batch() -> float:
-        return len(_generate_batch(lm, contexts, mean, sample=True))
+    def continuous() -> float:
+        return len(generate_batch(lm, contexts, mean, sample=True))
 
     comparisons = compare(
         ours,
-        {"generate": generate, "generate_batch": generate_batch},
+        {"generate": generate, "generate_batch": continuous},
         agrees,
         pairs,
     )
@@ -152,7 +154,7 @@ class _Noise(LogitsProcessor):
 class _Ended(StoppingCriteria):
     """Ends a row where its call ends."""
 
-    def __init__(self, bench: _Bench, prompt_length: int) -> None:
+    def __init__(self, bench: Bench, prompt_length: int) -> None:
         self.bench, self.prompt_length = bench, prompt_length
         self.over: dict[int, int] = {}
 
@@ -166,7 +168,7 @@ class _Ended(StoppingCriteria):
 
 @torch.inference_mode()
 def _generate(
-    bench: _Bench,
+    bench: Bench,
     documents: Sequence[EncodedDocument],
     contexts: Sequence[Sequence[int]],
     rows: Sequence[Row],
@@ -193,7 +195,7 @@ def _plain_config(max_new_tokens: int, **options: Any) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=max_new_tokens, **chosen)
 
 
-def _generate_batch(
+def generate_batch(
     lm: LanguageModel, contexts: Sequence[Sequence[int]], max_new_tokens: int, sample: bool
 ) -> list[list[int]]:
     """Continuous batching with block sharing over the same contexts."""
@@ -219,7 +221,7 @@ def _generate_batch(
 
 @torch.inference_mode()
 def _same_p(
-    bench: _Bench, documents: Sequence[EncodedDocument], batch: DocumentBatch, rows: Sequence[Row]
+    bench: Bench, documents: Sequence[EncodedDocument], batch: DocumentBatch, rows: Sequence[Row]
 ) -> bool:
     """p_i of one pass over each document against one plain pass per context."""
     lm = bench.lm
@@ -233,7 +235,7 @@ def _same_p(
 
 
 def _same_calls(
-    bench: _Bench, batch: DocumentBatch, rows: Sequence[Row], sampled: Sequence[Sampled]
+    bench: Bench, batch: DocumentBatch, rows: Sequence[Row], sampled: Sequence[Sampled]
 ) -> bool:
     """A few rows against the path that computes every context whole."""
     chosen = rows[:: max(len(rows) // CHECKED, 1)]
@@ -243,7 +245,7 @@ def _same_calls(
 
 
 def _calls(
-    bench: _Bench, made: Sequence[Sequence[int]], settings: Settings
+    bench: Bench, made: Sequence[Sequence[int]], settings: Settings
 ) -> list[tuple[str | None, str | None]]:
     """What `generate` wrote, read as samples."""
     opening = open_token(bench.lm.tokenizer, settings.syntax)
@@ -263,13 +265,13 @@ def _listed(sampled: Sequence[Sampled]) -> list[tuple[str | None, str | None]]:
 
 
 def _greedy_agrees(
-    bench: _Bench, batch: DocumentBatch, rows: Sequence[Row], contexts: Sequence[Sequence[int]]
+    bench: Bench, batch: DocumentBatch, rows: Sequence[Row], contexts: Sequence[Sequence[int]]
 ) -> bool:
     """A few contexts greedily (the limit of a small temperature): the same calls both ways."""
     chosen = [n for n, row in enumerate(rows) if row.sample == 0][:CHECKED]
     cold = dataclasses.replace(bench.settings, temperature=1e-6)
     ours = sample_rows(bench.lm, bench.prompt, batch, [rows[n] for n in chosen], cold)
-    made = _generate_batch(
+    made = generate_batch(
         bench.lm, [contexts[n] for n in chosen], cold.max_new_tokens, sample=False
     )
     cut = []

@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 8  # of the padded batch: its logits are what limits it
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
     """A call with its result, at a position of a document."""
 
     text: Sequence[int]
@@ -54,16 +54,16 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     docs = many[:count]
     context = context_token(lm.tokenizer)
     first = [] if context is None else [context]
-    wanted = _candidates(lm, docs, first)
+    wanted = candidates(lm, docs, first)
     paths: dict[str, Callable[[], list[float]]] = {
         "three unbatched passes": lambda: _unbatched(lm, wanted, first),
         "padded batch": lambda: _padded(lm, wanted, first),
     }
-    truth = _ours(lm, docs, wanted)
+    truth = three_losses(lm, docs, wanted)
     agrees = {name: _close(path(), truth) for name, path in paths.items()}
 
     def ours() -> float:
-        return len(_ours(lm, docs, wanted)) / 3
+        return len(three_losses(lm, docs, wanted)) / 3
 
     comparisons = compare(
         ours,
@@ -71,18 +71,18 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
         agrees,
         pairs,
     )
-    grown = {n: _candidates(lm, many[:n], first) for n in (count, 4 * count, 16 * count)}
+    grown = {n: candidates(lm, many[:n], first) for n in (count, 4 * count, 16 * count)}
     return document(
         "score",
         comparisons,
         _ceiling_share(lm, docs, wanted, pairs),
-        growth(lambda n: _ours(lm, many[:n], grown[n]), list(grown)),
+        growth(lambda n: three_losses(lm, many[:n], grown[n]), list(grown)),
     )
 
 
-def _candidates(
+def candidates(
     lm: LanguageModel, documents: Sequence[EncodedDocument], first: Sequence[int]
-) -> list[_Candidate]:
+) -> list[Candidate]:
     """Made-up calls spread over every document, each with a result."""
     separator = encode_piece(lm.tokenizer, "\n")
     found = []
@@ -98,17 +98,20 @@ def _candidates(
                     [*first, *encode_pieces(lm.tokenizer, pieces), *separator]
                     for pieces in (without, having)
                 ]
-                found.append(_Candidate(own.ids, position, *prefixes))
+                found.append(Candidate(own.ids, position, *prefixes))
     return found
 
 
-def _ours(
-    lm: LanguageModel, documents: Sequence[EncodedDocument], wanted: Sequence[_Candidate]
+def three_losses(
+    lm: LanguageModel,
+    documents: Sequence[EncodedDocument],
+    wanted: Sequence[Candidate],
+    budget: int = BUDGET,
 ) -> list[float]:
     """Three losses per candidate, as the stages compute them."""
-    weights, budget = loss_weights(), Budget(BUDGET)
+    weights, tokens = loss_weights(), Budget(budget)
     plain = plain_losses(
-        lm, context_token(lm.tokenizer), [own.ids for own in documents], weights, budget=budget
+        lm, context_token(lm.tokenizer), [own.ids for own in documents], weights, budget=tokens
     )
     of_text = {id(own.ids): losses_T for own, losses_T in zip(documents, plain, strict=True)}
     requests = [
@@ -116,7 +119,7 @@ def _ours(
         for prefixes in ([own.without for own in wanted], [own.with_result for own in wanted])
         for own, prefix in zip(wanted, prefixes, strict=True)
     ]
-    found = losses(lm, requests, weights, budget=budget)
+    found = losses(lm, requests, weights, budget=tokens)
     without, having = found[: len(wanted)], found[len(wanted) :]
     return [
         value
@@ -126,9 +129,7 @@ def _ours(
 
 
 @torch.inference_mode()
-def _unbatched(
-    lm: LanguageModel, wanted: Sequence[_Candidate], first: Sequence[int]
-) -> list[float]:
+def _unbatched(lm: LanguageModel, wanted: Sequence[Candidate], first: Sequence[int]) -> list[float]:
     """Three full passes per candidate, one after the other, with the logits of every token."""
     found = []
     for own in wanted:
@@ -140,7 +141,7 @@ def _unbatched(
 
 
 @torch.inference_mode()
-def _padded(lm: LanguageModel, wanted: Sequence[_Candidate], first: Sequence[int]) -> list[float]:
+def _padded(lm: LanguageModel, wanted: Sequence[Candidate], first: Sequence[int]) -> list[float]:
     """Padded batches in the order of the candidates, with the logits of every token."""
     rows = [
         ([*prefix, *own.text], len(prefix) + own.position)
@@ -175,7 +176,7 @@ def _close(found: Sequence[float], wanted: Sequence[float]) -> bool:
 def _ceiling_share(
     lm: LanguageModel,
     documents: Sequence[EncodedDocument],
-    wanted: Sequence[_Candidate],
+    wanted: Sequence[Candidate],
     pairs: int,
 ) -> float:
     """Our tokens per second over those of a bare forward pass over as many tokens."""
@@ -200,7 +201,7 @@ def _ceiling_share(
         return total
 
     def ours() -> float:
-        _ours(lm, documents, wanted)
+        three_losses(lm, documents, wanted)
         return total
 
     found = rates({"ours": ours, "bare": bare}, pairs)

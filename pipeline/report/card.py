@@ -51,13 +51,10 @@ def card_text(
 ) -> str:
     """Return the card: header, how to load, columns, how it was made, funnel, licence, example."""
     own = counts["*"]
-    tools = ", ".join(config.tool_names)
     sections = [
         "---\n" + _header(config, own, content) + "---",
         f"# {config.name}",
-        f"{own['augmented']} texts with {own['calls']} calls of {tools}. A language model wrote "
-        "the calls itself and each one was kept because its result makes the model better at "
-        "predicting the tokens that follow (Toolformer, Schick et al. 2023, arXiv 2302.04761).",
+        _about(config, own),
         "## How to load",
         "```python\nfrom datasets import load_dataset\n\n"
         'dataset = load_dataset("path/to/06-dataset")\n'
@@ -78,6 +75,17 @@ def card_text(
         _fenced(example.text) + "\n\nbecomes\n\n" + _fenced(example.text_augmented),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _about(config: Config, own: Mapping[str, int]) -> str:
+    if config.augment.traces is not None:
+        return f"{own['augmented']} runs of the agent loop that ended with the right answer."
+    return (
+        f"{own['augmented']} texts with {own['calls']} calls of {', '.join(config.tool_names)}. A "
+        "language model wrote the calls itself and each one was kept because its result makes the "
+        "model better at predicting the tokens that follow (Toolformer, Schick et al. 2023, arXiv "
+        "2302.04761)."
+    )
 
 
 def _header(config: Config, counts: Mapping[str, int], content: str) -> str:
