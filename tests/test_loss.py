@@ -373,11 +373,12 @@ def test_pruned_calls_are_those_that_cannot_reach_the_floor(inputs: Path, tmp_pa
     lm = tiny.make_lm("neox", "metaspace")
     every, _ = score_run(lm, inputs, tmp_path / "every", tiny.TEXTS)
     gains = sorted(call.gain for call in every if call.gain is not None and call.gain > 0)
-    floor = gains[len(gains) // 3]
+    middle = len(gains) // 3
+    floor = (gains[middle - 1] + gains[middle]) / 2  # last digits may depend on the batch
     changes = {"gain_floor": floor, "select": {"tau_f": floor}}
     pruned, _ = score_run(lm, inputs, tmp_path / "pruned", tiny.TEXTS, **changes)
     assert sum(call.gain is None for call in pruned) > sum(call.gain is None for call in every)
-    for tau in (floor, floor + 0.05, gains[-1]):
+    for tau in (floor, floor + 0.05, (gains[-2] + gains[-1]) / 2):
         for one, other in zip(every, pruned, strict=True):
             assert (one.gain is not None and one.gain >= tau) == (
                 other.gain is not None and other.gain >= tau
