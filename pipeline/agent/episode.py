@@ -16,9 +16,9 @@ from pipeline.agent import chat, inline
 from pipeline.agent.instructions import load_instructions, system_text
 from pipeline.agent.limits import ExitReason, Made, no_progress, over_budget
 from pipeline.agent.observations import harmless
-from pipeline.agent.parse import protocol_named
 from pipeline.agent.policies import ContextOverflow, PolicyError, Reply, Request
 from pipeline.agent.react import FINISH_FORM
+from pipeline.agent.reading import TurnReader
 from pipeline.agent.tasks import EpisodeResult, Settings, Task
 from pipeline.agent.toolbox import Toolbox
 from pipeline.agent.trace import Event, Sink
@@ -42,10 +42,11 @@ class Episode:
     ) -> None:
         self.task, self.settings, self.sink, self.clock = task, settings, sink, clock
         self.tools = task.tools() if task.tools is not None else tools
-        self.module = protocol_named(settings.protocol)
         self.specs = () if settings.tool_choice == "none" else tuple(self.tools.specs)
         self.names = [spec.name for spec in self.specs]
         _check_choice(settings.tool_choice, self.names)
+        self.reader = TurnReader(settings, self.names)
+        self.module = self.reader.module
         self.messages: list[Message] = []
         self.events: list[Event] = []
         self.started = clock()
@@ -59,12 +60,10 @@ class Episode:
         self.flags: Counter[str] = Counter()
         self._history: list[Made] = []
         self._nudged: set[str] = set()
-        self._failures = self._rejections = self._inline_calls = 0
-        self._open = ""  # running text that an arrow of its own has interrupted
+        self._failures = self._rejections = 0
         self._forcing = False
         self._thought_only = False  # a thought was written and its action is asked for next
         self._pending: list[tuple[Call, Execution | None]] = []
-        self._partial = ""  # the turn so far, while inline calls are answered within it
         self._begin()
 
     def _begin(self) -> None:
@@ -84,8 +83,7 @@ class Episode:
         if self.exit_reason is not None:
             return None
         limits = self.settings.limits
-        answered = self._partial != "" and self.settings.protocol != "inline"
-        within = self._thought_only or (answered and self._inline_calls <= limits.max_inline_calls)
+        within = self._thought_only or self.reader.within_turn
         if not within and self.step >= limits.max_steps and not self._last_turn():
             return None
         if not within and not self._forcing:
@@ -134,7 +132,7 @@ class Episode:
         return stop
 
     def _prefix(self) -> str:
-        if not self.settings.prefixes or self._partial:
+        if not self.settings.prefixes or self.reader.partial:
             return ""
         if self.settings.protocol == "react":
             thinks = self.settings.thoughts and not self._thought_only
@@ -152,9 +150,10 @@ class Episode:
         action_was_asked, self._thought_only = self._thought_only, False
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
-        turn = number_calls(self._read(reply), f"{self.task.task_id}-{len(self.messages)}")
+        prefix = f"{self.task.task_id}-{len(self.messages)}"
+        turn = number_calls(self.reader.read(reply), prefix)
         self.flags.update(turn.flags)
-        self._append(turn)
+        self.messages.append(Message("assistant", turn.text, turn.calls))
         self._emit(
             "turn",
             text=turn.text,
@@ -174,57 +173,9 @@ class Episode:
             self._plan(turn)
         elif turn.answer is not None:
             self._submit(turn.answer, reply.finish)
-        elif not self._open:
+        elif not self.reader.interrupted:
             self._nothing(turn, action_was_asked)
         return [call for call, done in self._pending if done is None]
-
-    def _read(self, reply: Reply) -> Turn:
-        if reply.calls is not None:
-            return chat.from_structured(reply.text, reply.calls)
-        flags = ("length_cut",) if reply.finish == "length" else ()
-        if self.settings.protocol == "inline":
-            return self._read_running_text(reply, flags)
-        if self.settings.inline_calls and self.settings.protocol == "react":
-            turn = self._read_with_inline(reply.text)
-        else:
-            turn = self.module.parse(reply.text, self.names)
-        if not self.settings.thoughts:
-            turn = _without_thought(turn)
-        return Turn(turn.text, turn.calls, turn.answer, (*turn.flags, *flags), turn.errors)
-
-    def _read_running_text(self, reply: Reply, flags: tuple[str, ...]) -> Turn:
-        """Read running text; an arrow that ends no call is text, and the text simply goes on."""
-        before, self._open = self._open, ""
-        turn = inline.parse(before + reply.text, self.names)
-        if reply.finish == "stop" and not turn.calls:
-            self._open = before + reply.text + inline.STOP[0]
-            return Turn(reply.text + inline.STOP[0])
-        own = turn.text[len(before) :]
-        return Turn(own, turn.calls, turn.answer, (*turn.flags, *flags), turn.errors)
-
-    def _read_with_inline(self, text: str) -> Turn:
-        """Read a turn of `react` in which Toolformer calls may stand before the action."""
-        written = inline.parse(text, self.names)
-        if written.actions:
-            before = self.module.parse(self._partial + written.text, self.names)
-            if not before.calls and before.answer is None:
-                return written
-        turn = self.module.parse(self._partial + text, self.names)
-        own = turn.text[len(self._partial.lstrip()) :]
-        return Turn(own, turn.calls, turn.answer, turn.flags, turn.errors)
-
-    def _append(self, turn: Turn) -> None:
-        """Append the turn to the state; note whether it stopped for an inline call."""
-        self.messages.append(Message("assistant", turn.text, turn.calls))
-        if turn.calls and self._answers_inline(turn):
-            self._partial += turn.text
-            self._inline_calls += 1
-        else:
-            self._partial, self._inline_calls = "", 0
-
-    def _answers_inline(self, turn: Turn) -> bool:
-        arrow = turn.text.endswith(("->", "→"))
-        return self.settings.protocol == "inline" or (self.settings.inline_calls and arrow)
 
     def _plan(self, turn: Turn) -> None:
         """Decide for each call of the turn: execute it, or answer it here."""
@@ -270,7 +221,7 @@ class Episode:
 
     def _result(self, call: Call, done: Execution) -> str:
         """Append the result of one call as data."""
-        within = self._partial != ""
+        within = self.reader.partial != ""
         if done.error_kind is None:
             raw = (done.result or "") + (" … [cut]" if done.cut else "")
         else:
@@ -297,9 +248,8 @@ class Episode:
         return content
 
     def _append_result(self, call: Call, content: str) -> None:
-        if self._partial:
-            written = inline.result_text(self.messages[-1].content, content)
-            self._partial += written
+        if self.reader.partial:
+            written = self.reader.insert(content)
             self.messages.append(Message("tool", written, (), call.call_id, call.name, "inline"))
             return
         kind: Kind = "text" if self.settings.protocol == "chat" else "observation"
@@ -494,16 +444,6 @@ def _user_text(task: Task, protocol: str) -> str:
         return question
     lessons = "\n".join(f"- {lesson}" for lesson in task.memory)
     return f"What you learned from earlier attempts:\n{lessons}\n\n{question}"
-
-
-def _without_thought(turn: Turn) -> Turn:
-    if turn.calls and isinstance(turn.calls[0].arguments, str):
-        text = f"Action: {turn.calls[0].name}[{turn.calls[0].arguments}]"
-    elif turn.answer is not None:
-        text = f"Action: Finish[{turn.answer}]"
-    else:
-        return turn
-    return Turn(text, turn.calls, turn.answer, turn.flags, turn.errors)
 
 
 def _check_choice(choice: str, names: Sequence[str]) -> None:
