@@ -40,6 +40,12 @@ class LanguageModel:
     def device(self) -> torch.device:
         return torch.device(self.model.device)
 
+    @property
+    def max_length(self) -> int:
+        """How many tokens the model can read at once (a huge number where no limit is known)."""
+        config = self.model.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+
     @torch.inference_mode()
     def _head_is_plain(self) -> bool:
         if self.head is None or self.trunk is self.model:

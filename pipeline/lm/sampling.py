@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.calls import CallSyntax, read_sample
+from pipeline.errors import ConfigError
 from pipeline.lm.forward import LanguageModel, right_padded
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.shared_prefix import Keys, RowDecoder, prefill
@@ -90,10 +91,18 @@ class PromptKeys:
 
 
 def encode_prompt(lm: LanguageModel, prompt: Prompt, shared: bool) -> PromptKeys:
-    """Encode the demonstrations and compute their keys (once per tool)."""
+    """Encode the demonstrations and compute their keys (once per tool).
+
+    Raises ConfigError when they are longer than what the model can read.
+    """
     context = context_token(lm.tokenizer)
     head = [] if context is None else [context]
     head += encode_piece(lm.tokenizer, prompt.head)
+    if len(head) >= lm.max_length:
+        raise ConfigError(
+            f"the prompt of {prompt.tool} takes {len(head)} tokens and the model reads "
+            f"{lm.max_length}; shorten the prompt or take another model"
+        )
     keys = prefill(lm, torch.tensor([head], device=lm.device), None)[1] if shared else None
     return PromptKeys(
         prompt,

@@ -50,7 +50,9 @@ def run(documents: list[Document], context: Context) -> Iterator[Candidate]:
     """Sample the candidates of one shard, tool by tool, in order of document and position."""
     lm, config = context.language_model(), context.config
     encoded = [EncodedDocument(d.doc_id, *encode_document(lm.tokenizer, d.text)) for d in documents]
-    used = [n for n, d in enumerate(documents) if d.tools and encoded[n].ids]
+    used = [
+        n for n, d in enumerate(documents) if d.tools and 0 < len(encoded[n].ids) < lm.max_length
+    ]
     weights = loss_weights(config.score.horizon)
     budget = context.resources.setdefault("budget", Budget(config.sample.token_budget))
     plain = dict(
@@ -69,9 +71,28 @@ def run(documents: list[Document], context: Context) -> Iterator[Candidate]:
     )
     with context.progress(sum(len(d.tools) for d in documents), "documents") as bar:
         for tool in config.tool_names:
-            own = [n for n in used if tool in documents[n].tools]
-            context.count(tool, "documents", len(own))
+            offered = sum(tool in d.tools and bool(encoded[n].ids) for n, d in enumerate(documents))
+            own = [
+                n
+                for n in used
+                if tool in documents[n].tools and _fits(tool, encoded[n].ids, context)
+            ]
+            context.count(tool, "documents", offered)
+            if len(own) < offered:
+                context.count(tool, "too_long_for_model", offered - len(own))
+                log.warning(
+                    "%s: %d of %d documents with their prompt are longer than the %d tokens that "
+                    "the model reads and are left out; lower `corpus.max_words`",
+                    *(tool, offered - len(own), offered, lm.max_length),
+                )
             yield from _sample_tool(tool, own, documents, encoded, plain, context, bar.update)
+
+
+def _fits(tool: str, ids: list[int], context: Context) -> bool:
+    """Whether prompt, text and a call are within what the model can read."""
+    prompt = _prompt_keys(tool, context)
+    whole = len(prompt.head) + len(prompt.around(ids)) + context.config.sample.max_new_tokens
+    return whole < context.language_model().max_length
 
 
 def _sample_tool(
