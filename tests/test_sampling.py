@@ -14,6 +14,7 @@ import tiny
 import torch
 
 from pipeline.calls import TEXT
+from pipeline.errors import ConfigError
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.sampling import (
@@ -362,6 +363,30 @@ def test_counts_do_not_drift_when_memory_runs_out(
     assert max(draws) > 3
     assert [call.call_id for call in found] == [call.call_id for call in wanted]
     assert own_counts == counts
+
+
+def test_documents_that_the_model_cannot_read_are_left_out(
+    inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GPT-2 has 1024 positions and no more; the other documents are sampled as ever."""
+    lm = tiny.taught_lm("gpt2", "bos")
+    short, long, endless = (" ".join(tiny.TEXTS * n) for n in (1, 3, 6))
+    sizes = [len(encode_document(lm.tokenizer, text)[0]) for text in (long, endless)]
+    assert sizes[0] < lm.max_length < 2 * sizes[0] and lm.max_length < sizes[1]
+    documents = [tiny.document(text, ("Calculator",)) for text in (long, short, endless)]
+    found, counts = run_stage(lm, inputs, tmp_path / "all", documents)
+    alone, _ = run_stage(lm, inputs, tmp_path / "one", documents[1:2])
+    assert counts["Calculator"]["documents"] == 3
+    assert counts["Calculator"]["too_long_for_model"] == 2
+    assert "2 of 3 documents" in caplog.text and "lower `corpus.max_words`" in caplog.text
+    assert [call.call_id for call in found] == [call.call_id for call in alone] != []
+
+
+def test_a_prompt_that_the_model_cannot_read_is_refused(inputs: Path) -> None:
+    lm = tiny.taught_lm("gpt2", "bos")
+    prompt = Prompt("Calculator", tiny.PROMPTS["Calculator"] * 12)
+    with pytest.raises(ConfigError, match=r"prompt of Calculator takes \d+ tokens .* reads 1024"):
+        encode_prompt(lm, prompt, shared=True)
 
 
 # -- noise ----------------------------------------------------------------------------------------
