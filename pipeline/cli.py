@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     _takes_overrides(run)
     for stage in STAGES:
         one = _add(verbs, stage, _stage, _ABOUT[stage])
-        one.add_argument("config")
-        one.add_argument("--run-dir", type=Path, required=True)
+        one.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
+        one.add_argument("--run-dir", type=Path, required=True, help="the run, e.g. runs/NAME")
         if stage in ("sample", "execute", "score"):
             _add_shards(one)
         if stage == "augment":
@@ -186,7 +186,7 @@ def _agent_parser(verbs: Any) -> None:
     demo = _add(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
     demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
     _json(demo)
-    parse = _add(agent, "parse", _agent_parse, "read a turn from standard input, print how")
+    parse = _add(agent, "parse", _agent_parse, "print how a turn on standard input is read")
     parse.add_argument("--protocol", choices=("react", "inline", "chat"), required=True)
     _json(parse)
 
@@ -267,20 +267,20 @@ def _load(args: Any) -> tuple[Any, Any]:
 
 
 def _run(args: Any) -> int:
-    from pipeline import runner
-
     config, folder = _load(args)
     if args.first and args.until and STAGES.index(args.first) > STAGES.index(args.until):
         raise ConfigError(f"--from {args.first} comes after --until {args.until}")
+    from pipeline import runner
+
     runner.run(config, folder, first=args.first, last=args.until, shards=args.shards)
     _summary(folder)
     return 0
 
 
 def _stage(args: Any) -> int:
+    config, folder = _load(args)
     from pipeline import runner
 
-    config, folder = _load(args)
     shards = getattr(args, "shards", (0, 1))
     runner.run(config, folder, first=args.stage, last=args.stage, shards=shards)
     if getattr(args, "json", False):
@@ -309,8 +309,21 @@ def _status(args: Any) -> None:
     from pipeline.report.status import status_document
     from pipeline.report.terminal import print_status
 
-    document = status_document(_existing(args.run_dir))
+    folder = _existing(args.run_dir)
+    document = status_document(folder, _wanted(folder))
     _print_json(document) if args.json else print_status(document)
+
+
+def _wanted(folder: Any) -> dict[str, str] | None:
+    """The fingerprints that the run's own settings ask for; None where they cannot be told."""
+    from pipeline import runner
+
+    config = runner.saved_config(folder)
+    try:
+        return None if config is None else runner.fingerprints(config)
+    except (ConfigError, OSError) as error:
+        print(f"callsieve: what is stale cannot be told: {error}", file=sys.stderr)
+        return None
 
 
 def _show(args: Any) -> None:
@@ -352,12 +365,12 @@ def _diff(args: Any) -> None:
 
 def _tool_list(config: str | None, names: str | None = None) -> list[Any]:
     """The tools of a configuration, or those that need no settings."""
-    from pipeline.config import load_config
+    from pipeline.config import load_tools
     from pipeline.context import load_generate
     from pipeline.tools.catalogue import BUILT_IN, build_tools
 
     if config is not None:
-        entries: list[Any] = list(load_config(config).tools)
+        entries: list[Any] = load_tools(config)
     else:
         entries = [{"name": name} for name in ("Calculator", "Calendar", "WikiSearch")]
     if names:
@@ -380,7 +393,7 @@ def _tools_list(args: Any) -> None:
             try:
                 found += _tool_list(None, name)
             except ValueError as error:  # needs an extra or settings of its own
-                missing[name] = str(error)
+                missing[name] = str(error).replace(f"{name} needs ", "")
     document = tools_document(found)
     if args.json:
         _print_json(document)

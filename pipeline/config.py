@@ -307,7 +307,21 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
 
     Raises ConfigError naming file, key, value and what is allowed.
     """
-    path = Path(path)
+    raw = _read_mapping(Path(path))
+    for key, value in overrides:
+        _override(raw, key, value)
+    return parse_config(raw, str(path))
+
+
+def load_tools(path: str | Path) -> list[Any]:
+    """Read only the `tools:` of a YAML file, for commands that need nothing else of it."""
+    tools = _read_mapping(Path(path)).get("tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ConfigError(f"{path}: `tools` has to be a list such as [{{name: Calculator}}]")
+    return tools
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         raw = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -318,9 +332,7 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
         raise ConfigError(f"{path}: not YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(raw).__name__}")
-    for key, value in overrides:
-        _override(raw, key, value)
-    return parse_config(raw, str(path))
+    return raw
 
 
 def parse_config(raw: Mapping[str, Any], origin: str = "config") -> Config:

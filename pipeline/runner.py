@@ -357,6 +357,8 @@ def _announce(todo: Plan, folder: RunFolder, say: Callable[[str], None]) -> None
     if todo.stale:
         for change in todo.changed:
             say(f"changed: {change}")
+        if not todo.changed:
+            say("changed: a source file, a prompt, a tool, the model, or Callsieve's own settings")
         say(f"stale, will be redone: {', '.join(todo.stale)}")
     if not todo.todo:
         say(f"{folder.path}: everything is done")

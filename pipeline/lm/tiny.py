@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def tiny_model(folder: Path = FOLDER) -> Path:
     Raises ConfigError when the bundled texts are not in the current folder.
     """
     if not (folder / "config.json").is_file():
+        print(f"making the tiny model in {folder} (once, some seconds) ...", file=sys.stderr)
         make_tiny_model(folder, bundled_texts())
     return folder
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from pipeline.config import Finetune
 from pipeline.errors import WorkError
+from pipeline.lm import segments
 from pipeline.lm.cross_entropy import cross_entropy
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.packing import Example, Packed, epoch_order, pack
@@ -74,12 +75,18 @@ class PackedLoss(nn.Module):
         self.model = model
         self.autocast = autocast
         self.split_head = LanguageModel(model, tokenizer).split_head
+        self.segments = model.device.type == "cpu" and segments.fits(model)
 
     def forward(self, ids: Tensor, positions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Sum of weight * -log p(target) in nats; all inputs are (B, L)."""
         chosen = weights != 0
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-        with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
+        # checkpointed layers run again in the backward pass, where the segments are forgotten
+        within = self.segments and not getattr(self.model, "is_gradient_checkpointing", True)
+        with (
+            torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None),
+            segments.attending_within(self.model, positions) if within else nullcontext(),
+        ):
             if not self.split_head:
                 logits = self.model(**inputs).logits[chosen].float()
                 losses = nn.functional.cross_entropy(logits, targets[chosen], reduction="none")
