@@ -82,7 +82,7 @@ class PackedLoss(nn.Module):
         chosen = weights != 0
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
         # checkpointed layers run again in the backward pass, where the segments are forgotten
-        within = self.segments and not getattr(self.model, "is_gradient_checkpointing", True)
+        within = self.segments and not _is_checkpointing(self.model)
         with (
             torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None),
             segments.attending_within(self.model, positions) if within else nullcontext(),
@@ -96,6 +96,11 @@ class PackedLoss(nn.Module):
         dtype = self.autocast or head.weight.dtype
         bias = getattr(head, "bias", None)
         return cross_entropy(hidden, head.weight, bias, targets[chosen], weights[chosen], dtype)
+
+
+def _is_checkpointing(model: Any) -> bool:
+    name = "is_activation_checkpointing"  # its name since 5.24
+    return bool(getattr(model, name if hasattr(model, name) else "is_gradient_checkpointing"))
 
 
 def autocast_dtype(wanted: str, device: torch.device) -> torch.dtype | None:
