@@ -404,12 +404,13 @@ def test_smoke_configuration_runs_every_stage(
 
 
 def test_the_tiny_model_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "tiny", [*tiny.TEXTS, *tiny.PROMPTS.values()] * 3)
+    texts = [*tiny.TEXTS, *tiny.PROMPTS.values()] * 3
+    folder = make_tiny_model(tmp_path / "tiny", texts, steps=25)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.bos_token == "<s>" and tokenizer.eos_token == "</s>"
     assert len(tokenizer(" [", add_special_tokens=False)["input_ids"]) == 1
     assert model.config.hidden_size == 64 and model.config.num_hidden_layers == 2
     ids = tokenizer(tiny.TEXTS[0], return_tensors="pt")["input_ids"]
-    assert float(model(ids, labels=ids).loss.detach()) < 2.0  # it has learnt something
+    assert float(model(ids, labels=ids).loss.detach()) < 5.0  # of ln(1000) = 6.9
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny"]

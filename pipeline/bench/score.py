@@ -47,9 +47,9 @@ class Candidate:
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; `documents` 4 and whole bundled texts by default."""
+    """Measure; `documents` 2 and whole bundled texts by default."""
     lm = LanguageModel(*material.load(model))
-    count = documents or 4
+    count = documents or 2
     many = material.encoded(lm, 16 * count, tokens)
     docs = many[:count]
     context = context_token(lm.tokenizer)

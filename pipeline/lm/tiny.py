@@ -27,7 +27,7 @@ FOLDER = Path(".cache/models/tiny")
 CORPUS, PROMPTS = Path("data/corpus"), Path("data/prompts")
 
 _VOCABULARY = 1000
-_STEPS, _ROWS, _LENGTH = 100, 16, 128
+_ROWS, _LENGTH = 16, 128
 _LEARNING_RATE = 4e-3
 _SIGNS = " [ [ ] )] -> ( ,"  # counted so often that ` [` becomes one token
 
@@ -61,7 +61,7 @@ def bundled_texts() -> list[str]:
     return [*texts, *(prompt for prompt in prompts for _ in range(10))]
 
 
-def make_tiny_model(folder: Path, texts: Iterable[str]) -> Path:
+def make_tiny_model(folder: Path, texts: Iterable[str], steps: int = 100) -> Path:
     """Train a byte-level BPE of about 1,000 tokens and a Llama of 64 hidden units on the texts.
 
     The same texts give the same model on the same machine. Takes seconds on one core; the folder
@@ -69,7 +69,7 @@ def make_tiny_model(folder: Path, texts: Iterable[str]) -> Path:
     """
     read = list(texts)
     tokenizer = _train_tokenizer(read)
-    model = _train_model(tokenizer, read)
+    model = _train_model(tokenizer, read, steps)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
@@ -103,7 +103,7 @@ def _train_tokenizer(texts: Sequence[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
 
 
-def _train_model(tokenizer: Any, texts: Sequence[str]) -> Any:
+def _train_model(tokenizer: Any, texts: Sequence[str], steps: int) -> Any:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -126,9 +126,9 @@ def _train_model(tokenizer: Any, texts: Sequence[str]) -> Any:
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, _STEPS)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, steps)
     tokens = torch.tensor(stream)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         begin = torch.randint(len(tokens) - _LENGTH + 1, (_ROWS, 1), generator=starts)
         ids = tokens[begin + torch.arange(_LENGTH)]
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]

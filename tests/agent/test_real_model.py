@@ -145,6 +145,7 @@ def served(real_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["react", "chat", "inline"])
 def test_real_model_runs_every_protocol(protocol, real):
     policy = local_policy(*real)
@@ -161,6 +162,7 @@ def test_real_model_runs_every_protocol(protocol, real):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_real_model_runs_every_strategy(name, real, shared_data):
     questions, encyclopedia = load_hotpot(shared_data("hotpot_distractor_reflexion100.json"))
@@ -178,6 +180,7 @@ def test_real_model_runs_every_strategy(name, real, shared_data):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_real_model_batched_and_single_runs_give_the_same_traces(real, shared_data):
     questions, encyclopedia = load_hotpot(shared_data("hotpot_distractor_reflexion100.json"))
     tasks = make_tasks(questions[:6], encyclopedia)
@@ -190,6 +193,7 @@ def test_real_model_batched_and_single_runs_give_the_same_traces(real, shared_da
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("protocol", "api"),
     [("chat", "chat"), ("react", "chat"), ("react", "completions"), ("inline", "completions")],
