@@ -36,8 +36,10 @@ ROOT = Path(__file__).parents[1]
 SPECIAL = CallSyntax("special")
 
 
-@pytest.fixture(params=[(kind, syntax) for kind in tiny.KINDS for syntax in (TEXT, SPECIAL)],
-                ids=lambda p: f"{p[0]}-{p[1].rendering}")  # fmt: skip
+WORLDS = [(kind, syntax) for kind in tiny.KINDS for syntax in (TEXT, SPECIAL)]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda p: f"{p[0]}-{p[1].rendering}")
 def world(request: Any) -> tuple[Any, CallGrammar, CallSyntax]:
     """A tokenizer, its grammars, and a rendering."""
     kind, syntax = request.param
