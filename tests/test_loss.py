@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from pathlib import Path
@@ -14,6 +15,8 @@ import tiny
 import torch
 from torch import nn
 
+from pipeline.calls import CallSyntax
+from pipeline.lm.checkpoint import add_markers
 from pipeline.lm.forward import Budget, LanguageModel, by_budget, right_padded
 from pipeline.lm.loss import (
     LossRequest,
@@ -367,6 +370,30 @@ def test_bare_form_of_the_call_without_a_result(inputs: Path, tmp_path: Path) ->
             start = reference.before_all(lm.tokenizer)
             wanted = reference.loss(lm.model, [*start, *z], x, call.token_index)
             assert call.loss_call == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "kind"), tiny.PAIRS)
+def test_rendering_with_added_markers(shape: str, kind: str, inputs: Path, tmp_path: Path) -> None:
+    plain = tiny.make_tokenizer(kind)
+    tokenizer = copy.deepcopy(plain)
+    model = tiny.make_model(shape, tokenizer)
+    add_markers(model, tokenizer, CallSyntax("special"))
+    lm = LanguageModel(model.eval(), tokenizer)
+    text = tiny.TEXTS[0]
+    scored, _ = score_run(lm, inputs, tmp_path, (text,), call_format={"rendering": "special"})
+    x, start = reference.text_ids(plain, text), reference.before_all(plain)
+    opening, closing, arrow = tokenizer.convert_tokens_to_ids(["<API>", "</API>", "→"])
+
+    def wanted(call: ScoredCall, result: str) -> float:
+        head = reference.piece_ids(plain, f"{call.tool}({call.arguments}) ")
+        tail = reference.piece_ids(plain, f" {result}")
+        z = [opening, *head, arrow, *tail, closing, *reference.piece_ids(plain, "\n")]
+        return reference.loss(model, [*start, *z], x, call.token_index)
+
+    for call in scored:
+        if call.result is not None:
+            assert call.loss_result == pytest.approx(wanted(call, call.result), abs=1e-4)
+            assert call.loss_call == pytest.approx(wanted(call, ""), abs=1e-4)
 
 
 def test_pruned_calls_are_those_that_cannot_reach_the_floor(inputs: Path, tmp_path: Path) -> None:

@@ -213,6 +213,31 @@ def test_shared_keys_draw_what_whole_contexts_draw(shape: str, kind: str) -> Non
         assert by_row(found) == wanted
 
 
+@pytest.mark.parametrize("shape", ["bloom", "mistral", "gemma2"])
+def test_models_that_cannot_share_keys_draw_the_same_calls(
+    shape: str, inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are found out by a trial and take whole contexts, with the same results."""
+    lm = LanguageModel(
+        tiny.make_model(shape, tiny.make_tokenizer("bytes")), tiny.make_tokenizer("bytes")
+    )
+    assert not fits(lm)
+    assert lm.split_head == (shape != "gemma2")
+    text = tiny.TEXTS[0]
+    documents = [tiny.document(text, ("Calculator",))]
+    options = {"k": 2, "m": 2, "max_new_tokens": 40, "constrain": True}
+    found, _ = run_stage(lm, inputs, tmp_path, documents, sample=options)
+    assert found and "its attention cannot share keys" in caplog.text
+    prompt, start = tiny.PROMPTS["Calculator"], reference.before_all(lm.tokenizer)
+    x = reference.text_ids(lm.tokenizer, text)
+    best = reference.best_positions(lm, prompt, text, 0.0, 2)
+    assert {call.token_index for call in found} <= set(best)
+    for call in found:
+        i = call.token_index
+        assert call.p_api == pytest.approx(reference.p_at(lm, prompt, text, i), rel=1e-3)
+        assert call.loss_none == pytest.approx(reference.loss(lm.model, start, x, i), abs=1e-4)
+
+
 def test_rows_and_batches_of_the_stage_change_nothing(inputs: Path, tmp_path: Path) -> None:
     lm = tiny.taught_lm("neox", "metaspace")
     documents = tiny.documents()

@@ -27,7 +27,9 @@ from tokenizers import (
     trainers,
 )
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
+    BloomConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -230,6 +232,21 @@ def make_model(shape: str, tokenizer: Any, seed: int = 0, scale: float = 0.15) -
                 num_attention_heads=4,
                 **size,
             )
+        case "bloom":  # attention of its own, with distances instead of positions
+            config = BloomConfig(hidden_size=48, n_layer=2, n_head=4, **size)
+        case "mistral" | "gemma2":  # a window; gemma2 also changes its logits at the end
+            config = CONFIG_MAPPING[shape](
+                hidden_size=48,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=12,
+                sliding_window=16,
+                **size,
+            )
+        case _:
+            raise ValueError(f"no tiny model {shape!r}")
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
