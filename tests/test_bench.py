@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError
 BASELINES = {
     "ingest": ["datasets.load_dataset and map"],
     "sample": ["generate", "generate_batch"],
-    "score": ["three unbatched passes", "padded batch"],
+    "score": ["three unbatched passes", "padded batch", "the same without gain_floor"],
     "train": ["transformers.Trainer, padded batches"],
     "agent": ["one after the other"],
 }
@@ -129,7 +129,12 @@ def test_losses_that_are_off_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         score, "losses", lambda *a, **o: [[v + 1e-3 for v in own] for own in real(*a, **o)]
     )
-    assert [row["agrees"] for row in bench("score")["comparisons"]] == [False, False]
+    assert [row["agrees"] for row in bench("score")["comparisons"][:2]] == [False, False]
+
+
+def test_pruning_that_loses_a_call_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score, "TAU_F", -5.0)  # everything is kept, but what the floor has dropped
+    assert [row["agrees"] for row in bench("score")["comparisons"]] == [True, True, False]
 
 
 def test_training_that_sees_other_texts_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

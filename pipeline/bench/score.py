@@ -1,7 +1,9 @@
 """Bench `score`: the three losses of every candidate against passes with all logits.
 
 Work of one run: L_i(eps), L_i(e(c, eps)) and L_i(e(c, r)) for the candidates of some documents.
-Nothing is pruned, so all paths compute the same numbers. The ceiling is a bare forward pass of the
+Nothing is pruned, so all paths compute the same numbers; what `gain_floor` saves on top of that
+(calls that cannot pass lose their other pass) is the last comparison, with the kept calls compared.
+The ceiling is a bare forward pass of the
 trunk over as many tokens in rows of one length.
 """
 
@@ -29,6 +31,8 @@ from pipeline.lm.tokens import EncodedDocument, context_token, encode_piece, enc
 
 POSITIONS, CALLS = 3, 2  # candidates per document: different calls at each of some positions
 TOLERANCE = 1e-4
+FLOOR, TAU_F = 0.2, 0.3  # configs/quickstart.yaml
+PRUNED = "the same without gain_floor"
 BUDGET = 4096
 ROWS_AT_ONCE = 8  # of the padded batch: its logits are what limits it
 
@@ -65,12 +69,18 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
     def ours() -> float:
         return len(three_losses(lm, docs, wanted)) / 3
 
+    def pruned() -> float:
+        _kept_with_floor(lm, docs, wanted)
+        return len(wanted)
+
     comparisons = compare(
         ours,
         {name: (lambda path=path: len(path()) / 3) for name, path in paths.items()},  # type: ignore[misc]
         agrees,
         pairs,
     )
+    same = _kept_with_floor(lm, docs, wanted) == _kept(truth)
+    comparisons += compare(pruned, {PRUNED: ours}, {PRUNED: same}, pairs)
     grown = {n: candidates(lm, many[:n], first) for n in (count, 4 * count, 16 * count)}
     return document(
         "score",
@@ -126,6 +136,41 @@ def three_losses(
         for n, own in enumerate(wanted)
         for value in (float(of_text[id(own.text)][own.position]), without[n][0], having[n][0])
     ]
+
+
+def _kept(found: Sequence[float]) -> list[int]:
+    """Candidates whose gain reaches tau_f."""
+    threes = zip(found[::3], found[1::3], found[2::3], strict=True)
+    return [n for n, (none, call, result) in enumerate(threes) if min(none, call) - result >= TAU_F]
+
+
+def _kept_with_floor(
+    lm: LanguageModel, documents: Sequence[EncodedDocument], wanted: Sequence[Candidate]
+) -> list[int]:
+    """The same, where the pass without the result is made only for calls that can still pass."""
+    weights, tokens = loss_weights(), Budget(BUDGET)
+    plain = plain_losses(
+        lm, context_token(lm.tokenizer), [own.ids for own in documents], weights, budget=tokens
+    )
+    of_text = {id(own.ids): losses_T for own, losses_T in zip(documents, plain, strict=True)}
+    none = [float(of_text[id(own.text)][own.position]) for own in wanted]
+    able = [n for n, loss in enumerate(none) if loss >= FLOOR]
+
+    def passes(numbers: Sequence[int], with_result: bool) -> dict[int, float]:
+        requests = [
+            LossRequest(
+                wanted[n].with_result if with_result else wanted[n].without,
+                wanted[n].text,
+                [wanted[n].position],
+            )
+            for n in numbers
+        ]
+        found = losses(lm, requests, weights, budget=tokens)
+        return {n: values[0] for n, values in zip(numbers, found, strict=True)}
+
+    result = passes(able, with_result=True)
+    call = passes([n for n in able if none[n] - result[n] >= FLOOR], with_result=False)
+    return [n for n in call if min(none[n], call[n]) - result[n] >= TAU_F]
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+ENOUGH = 512  # tokens that keep the cores of a CPU as busy as any larger batch
 
 
 @dataclass
@@ -88,16 +89,26 @@ def right_padded(rows: Sequence[Sequence[int]], device: torch.device, pad: int =
     return ids.to(device, non_blocking=True)
 
 
-def by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Group indices into batches of similar length whose padded size stays within the budget."""
+def by_budget(lengths: Sequence[int], budget: int, waste: float = 1.0) -> list[list[int]]:
+    """Group indices into batches of similar length whose padded size stays within the budget.
+
+    A batch of `ENOUGH` tokens or more takes no row that would make its share of padding larger than
+    `waste`.
+    """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
+    used = 0  # tokens of the last batch
     for index in order:
         longest = lengths[batches[-1][0]] if batches else 0
-        if batches and longest * (len(batches[-1]) + 1) <= budget:
+        size = longest * (len(batches[-1]) + 1) if batches else 0
+        padded = size - used - lengths[index]
+        full = size > budget or (size - longest >= ENOUGH and padded > waste * size)
+        if batches and not full:
             batches[-1].append(index)
+            used += lengths[index]
         else:
             batches.append([index])
+            used = lengths[index]
     return batches
 
 
@@ -107,10 +118,15 @@ class Budget:
 
     tokens: int
 
-    def run(self, lengths: Sequence[int], work: Callable[[list[int]], T]) -> list[T]:
-        """Call `work(indices)` on batches within the budget; out of memory halves the budget."""
+    def run(
+        self, lengths: Sequence[int], work: Callable[[list[int]], T], waste: float = 1.0
+    ) -> list[T]:
+        """Call `work(indices)` on batches within the budget; out of memory halves the budget.
+
+        `waste` is the share of padding that is allowed, see `by_budget`.
+        """
         results: list[T] = []
-        waiting = by_budget(lengths, self.tokens)
+        waiting = by_budget(lengths, self.tokens, waste)
         while waiting:
             batch = waiting.pop(0)
             try:
@@ -123,6 +139,6 @@ class Budget:
                 self.tokens = max(self.tokens // 2, 1)
                 log.warning("out of memory: token budget is now %d", self.tokens)
                 left = sorted([*batch, *(i for other in waiting for i in other)])
-                regrouped = by_budget([lengths[i] for i in left], self.tokens)
+                regrouped = by_budget([lengths[i] for i in left], self.tokens, waste)
                 waiting = [[left[i] for i in group] for group in regrouped]
         return results
