@@ -32,6 +32,9 @@
 | documents with one call dropped on export | test_augment: special_rendering_and_code_points |
 | text after the result not generated again | test_generation: a_call_is_made_and_its_result_used |
 | calculator corpus filter inverted | tools/test_calendar_and_filters: corpus_filter_by_tool_name |
+| (ours) pruning loses calls | test_filter: pruning_keeps_exactly_the_same_calls |
+| (ours) noise belongs to the batch, not to the sample | test_sampling: noise_does_not_depend |
+| (ours) look-ahead leaks pass | test_select: leaks_are_rejected |
 """
 
 from __future__ import annotations
@@ -261,6 +264,28 @@ PLANTS = (
         'return calculator_filter(text, str(document.get("doc_id") or ""), seed)',
         'return not calculator_filter(text, str(document.get("doc_id") or ""), seed)',
         "tools/test_calendar_and_filters.py::test_corpus_filter_by_tool_name",
+    ),
+    # promises of this project
+    Plant(
+        "pruning loses calls",
+        "stages/score.py",
+        "calls[n].loss_none - found[n] >= floor",
+        "calls[n].loss_none - found[n] >= 2 * floor",
+        "test_filter.py::test_pruning_keeps_exactly_the_same_calls",
+    ),
+    Plant(
+        "noise belongs to the batch",
+        "lm/noise.py",
+        "[_step_key(k, s) for k, s in zip(keys, steps, strict=True)]",
+        "[_step_key(n, s) for n, s in enumerate(steps)]",
+        "test_sampling.py::test_noise_does_not_depend_on_the_batch",
+    ),
+    Plant(
+        "look-ahead leaks pass",
+        "leaks.py",
+        "before, after = text[:char_start], text[char_start:]",
+        "before, after = text, text[char_start:]",
+        "test_select.py::test_leaks",
     ),
 )
 

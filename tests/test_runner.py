@@ -414,3 +414,41 @@ def test_the_tiny_model_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
     ids = tokenizer(tiny.TEXTS[0], return_tensors="pt")["input_ids"]
     assert float(model(ids, labels=ids).loss.detach()) < 5.0  # of ln(1000) = 6.9
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny"]
+
+
+# -- exit codes -----------------------------------------------------------------------------------
+
+
+def test_exit_codes(
+    raw: dict[str, Any], tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 done, 1 the work failed, 2 wrong settings, 130 interrupted; messages go to stderr."""
+    path, run_dir = tmp_path / "c.yaml", tmp_path / "run"
+    path.write_text(yaml.safe_dump(raw))
+
+    def command(*more: str) -> tuple[int, str]:
+        code = cli.main(["run", str(path), "--run-dir", str(run_dir), *more])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err and (code == 0 or not out)
+        return code, err
+
+    code, err = command("--sample.kk", "3")
+    assert code == 2 and "unknown key `sample.kk`" in err
+    code, err = command("--sample.k=zero")
+    assert code == 2 and "`sample.k` = 'zero'" in err
+    code, err = command("--from", "select", "--until", "sample")
+    assert code == 2 and "--from select comes after --until sample" in err
+    code, err = command("--from", "score")
+    assert code == 1 and "`ingest` is not done" in err
+    code, err = command("--until", "augment", "--select.tau_f", "99")
+    assert code == 1 and "0 kept because" in err and "nearest misses" in err
+    assert RunFolder(run_dir).parts("select")  # what is finished is kept
+    code, err = command("--until", "augment")
+    assert code == 0 and "changed: select.tau_f: 99" in err
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner.augment, "run", interrupted)
+    code, err = command("--until", "augment", "--augment.validation_share", "0.3")
+    assert code == 130 and "the same command continues" in err
