@@ -96,9 +96,9 @@ class Bench:
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; `documents` 2 and whole bundled texts by default."""
+    """Measure; `documents` 1 and a whole bundled text by default."""
     lm = LanguageModel(*material.load(model))
-    count = documents or 2
+    count = documents or 1
     prompt = encode_prompt(lm, load_prompt(material.PROMPTS, TOOL, material.SYNTAX), fits(lm))
     settings = Settings(0, 1.0, 20, 128, 4096, material.SYNTAX)
     bench = Bench(lm, prompt, settings)

@@ -51,9 +51,9 @@ class Candidate:
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; `documents` 2 and whole bundled texts by default."""
+    """Measure; `documents` 1 and a whole bundled text by default."""
     lm = LanguageModel(*material.load(model))
-    count = documents or 2
+    count = documents or 1
     many = material.encoded(lm, 16 * count, tokens)
     docs = many[:count]
     context = context_token(lm.tokenizer)
