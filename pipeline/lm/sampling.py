@@ -9,7 +9,7 @@ keys takes `sample_plain`, which computes each context whole (and is the referen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,11 +64,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was drawn: the arguments, or None with the reason (`never_closed`, `malformed`)."""
+    """What was drawn: the arguments, or None with the reason (`never_closed`, `malformed`).
+
+    `tokens`: how many tokens were drawn for it, the closing one included.
+    """
 
     row: Row
     arguments: str | None
     reason: str | None
+    tokens: int
 
 
 @dataclass
@@ -293,7 +297,7 @@ def sample_hidden(
     original = {Row(number[r.doc, r.position], r.position, r.sample): r for r in rows}
     hidden = read_positions(lm, prompt, cut, settings.syntax)
     found = sample_rows(lm, prompt, hidden, original, settings, lambda row: mask_of(original[row]))
-    return [Sampled(original[item.row], item.arguments, item.reason) for item in found]
+    return [replace(item, row=original[item.row]) for item in found]
 
 
 def _key(settings: Settings, prompt: PromptKeys, document: EncodedDocument, row: Row) -> int:
@@ -324,9 +328,9 @@ def _ended(
     text = decode_piece(lm.tokenizer, opening, own.tokens)
     arguments = read_sample(text, prompt.prompt.tool, settings.syntax)
     if arguments is False:
-        return Sampled(own.row, None, "malformed")
+        return Sampled(own.row, None, "malformed", len(own.tokens))
     if arguments is not None:
-        return Sampled(own.row, arguments, None)
+        return Sampled(own.row, arguments, None, len(own.tokens))
     if len(own.tokens) >= settings.max_new_tokens:
-        return Sampled(own.row, None, "never_closed")
+        return Sampled(own.row, None, "never_closed", len(own.tokens))
     return None
