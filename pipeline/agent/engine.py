@@ -9,6 +9,7 @@ from pipeline.agent.policies import LocalPolicy, Prompt
 from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model
 from pipeline.lm.generation import Generation, generate
+from pipeline.lm.grammar import CallGrammar, RowMask
 
 
 class Engine:
@@ -16,6 +17,7 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any, max_rows: int = 64) -> None:
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
+        self._masks: CallGrammar | None = None
 
     def generate(
         self,
@@ -25,6 +27,7 @@ class Engine:
         max_new_tokens: int,
         temperature: float,
         seed: Sequence[int],
+        grammars: Sequence[str | None] | None = None,
     ) -> list[Generation]:
         """Continue every prompt; see `lm.generation.generate`."""
         return generate(
@@ -36,19 +39,34 @@ class Engine:
             temperature=temperature,
             seed=seed,
             max_rows=self.max_rows,
+            masks=None if grammars is None else [self._mask(grammar) for grammar in grammars],
         )
+
+    def _mask(self, grammar: str | None) -> RowMask | None:
+        if grammar is None:
+            return None
+        if self._masks is None:
+            self._masks = CallGrammar(self.tokenizer)
+        return self._masks.mask(grammar)
 
 
 def local_policy(
-    model: Any, tokenizer: Any, *, use_template: bool = False, max_rows: int = 64
+    model: Any,
+    tokenizer: Any,
+    *,
+    use_template: bool = False,
+    max_rows: int = 64,
+    constrain: bool = False,
 ) -> LocalPolicy:
     """Make the policy of a loaded model; its context length bounds the state."""
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     engine = Engine(model, tokenizer, max_rows)
-    return LocalPolicy(engine, tokenizer, length, use_template)
+    return LocalPolicy(engine, tokenizer, length, use_template, constrain=constrain)
 
 
-def load_policy(path: str, *, device: str = "auto", use_template: bool = False) -> LocalPolicy:
+def load_policy(
+    path: str, *, device: str = "auto", use_template: bool = False, constrain: bool = False
+) -> LocalPolicy:
     """Load a model folder or hub id and make its policy; raises ConfigError."""
     model, tokenizer = load_model(Model(path=path, device=device))
-    return local_policy(model, tokenizer, use_template=use_template)
+    return local_policy(model, tokenizer, use_template=use_template, constrain=constrain)

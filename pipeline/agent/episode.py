@@ -107,6 +107,8 @@ class Episode:
             seed=self.task.seed * 1009 + self.step,
             step=self.step,
             task_id=self.task.task_id,
+            output=self.settings.output,
+            inline_calls=self.settings.inline_calls,
         )
 
     def _last_turn(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.agent import chat
 from pipeline.agent.context import shorten
@@ -18,12 +18,16 @@ from pipeline.agent.parse import PROTOCOLS
 from pipeline.agent.turns import Message
 from pipeline.tools.base import ToolSpec
 
+if TYPE_CHECKING:
+    from pipeline.agent.checks import OutputForm
+
 
 @dataclass(frozen=True)
 class Request:
     """What a policy is asked: the state, the tools on offer, and how to decode.
 
     `prefix` is text with which the turn must begin (a completion model is made to continue it).
+    `output` and `inline_calls` are what the loop will look for in the turn: see `tasks.Settings`.
     """
 
     messages: tuple[Message, ...]
@@ -37,6 +41,8 @@ class Request:
     seed: int = 0
     step: int = 1
     task_id: str = ""
+    output: OutputForm | None = None
+    inline_calls: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,8 @@ class Generator(Protocol):
     """A batched generation engine: greedy at temperature 0; each prompt has a seed of its own.
 
     A prompt is text, or token ids that are taken as they are. What one prompt gets does not
-    depend on the others.
+    depend on the others. `grammars` holds a Lark grammar (or None) per prompt; an engine that is
+    never asked to constrain need not know it.
     """
 
     def generate(
@@ -132,6 +139,7 @@ class Generator(Protocol):
         max_new_tokens: int,
         temperature: float,
         seed: Sequence[int],
+        grammars: Sequence[str | None] | None = None,
     ) -> Sequence[Generation]: ...
 
 
@@ -142,7 +150,8 @@ class LocalPolicy:
     `tokenizer` (a transformers tokenizer) gives the chat template and counts tokens; without one
     the state is rendered as plain text and never shortened. `context_tokens` is the length that
     the model can read, the new tokens included. `use_template` renders `react` and `plain`
-    through the chat template too, as instruction-tuned models expect it.
+    through the chat template too, as instruction-tuned models expect it. `constrain` makes
+    malformed calls impossible (`agent.constrain` says how).
     """
 
     generator: Generator
@@ -150,6 +159,7 @@ class LocalPolicy:
     context_tokens: int | None = None
     use_template: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # for the chat template
+    constrain: bool = False
 
     def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
         """Render, shorten where needed, and generate in groups that decode alike."""
@@ -169,10 +179,18 @@ class LocalPolicy:
                 max_new_tokens=length,
                 temperature=temperature,
                 seed=[requests[index].seed for index, _ in rows],
+                **self._grammars([requests[index] for index, _ in rows]),
             )
             for (index, _), generation in zip(rows, made, strict=True):
                 replies[index] = _reply(requests[index], generation)
         return replies
+
+    def _grammars(self, requests: Sequence[Request]) -> dict[str, Any]:
+        if not self.constrain:
+            return {}
+        from pipeline.agent.constrain import turn_grammar  # which needs the requests of this module
+
+        return {"grammars": [turn_grammar(request) for request in requests]}
 
     def _fit(self, request: Request) -> Prompt | PolicyError:
         if self.tokenizer is None:

@@ -3,7 +3,9 @@
 The opening token fires when it is among the `call_k` most likely. The model then writes the call;
 at the arrow it is stopped, the tool is run, ` result` and the closing delimiter are inserted, and
 the model goes on. A call that is malformed or never closes stays in the text as text and is
-counted. Rows that finish leave the batch and waiting prompts come in; what a row writes does not
+counted. With a grammar (`LiveCalls.mask`) neither can happen: tokens that cannot continue a call
+of a known tool get probability 0, the rest is renormalised, and rows outside of a call are left
+alone. Rows that finish leave the batch and waiting prompts come in; what a row writes does not
 depend on the others. Plain decoding (`calls=None`) is the engine of the agent loop too.
 """
 
@@ -29,6 +31,7 @@ from pipeline.lm.tokens import (
 )
 
 MALFORMED, NEVER_CLOSED = "malformed", "never_closed"
+_TO_END = 1024  # tokens beyond its length that a text may take to end what its grammar has open
 _SHARE_FROM = 16  # a common beginning of the prompts shorter than this is not worth sharing
 
 
@@ -45,12 +48,27 @@ class Executed(Protocol):
     def seconds(self) -> float: ...
 
 
+class TokenMask(Protocol):
+    """A grammar on its way through one text; `lm.grammar.RowMask` is one."""
+
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Which tokens may follow: bool (V,)."""
+
+    def may_end(self, tokens: Sequence[int]) -> bool:
+        """Whether the text is whole as it stands."""
+
+    def complete(self, tokens: Sequence[int]) -> bool:
+        """Whether the text is whole and nothing may follow."""
+
+
 @dataclass(frozen=True)
 class LiveCalls:
     """How calls are made while text is generated.
 
     `execute(tool, arguments, index of the prompt)` runs one; its result must be harmless already
-    (the executor sees to that). Not `enabled`: the opening token has probability 0.
+    (the executor sees to that). Not `enabled`: the opening token has probability 0. `mask` makes
+    the grammar of one call, from after the opening token to the arrow (`lm.grammar.live_grammar`);
+    its own bounds then take the place of `max_call_tokens`.
     """
 
     syntax: CallSyntax
@@ -60,6 +78,7 @@ class LiveCalls:
     max_calls: int = 1
     enabled: bool = True
     max_call_tokens: int = 64  # a call that has not reached its arrow by then ends as text
+    mask: Callable[[], TokenMask] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +142,8 @@ class _Row:
     text_tokens: int = 0
     call_start: int | None = None  # index in `new` of the first token after the opening one
     text_start: int = 0  # character after the last call that was made
+    mask: TokenMask | None = None
+    mask_start: int = 0  # index in `new` of the first token that the mask has to do with
     calls: list[MadeCall] = field(default_factory=list)
     done: Generation | None = None
 
@@ -140,6 +161,7 @@ def generate(
     calls: LiveCalls | None = None,
     max_rows: int = 64,
     share_prefix: bool = True,
+    masks: Sequence[TokenMask | None] | None = None,
     on_done: Callable[[int, Generation], object] = lambda index, generation: None,
 ) -> list[Generation]:
     """Continue each prompt; greedy at temperature 0.
@@ -149,13 +171,22 @@ def generate(
     `LiveCalls.max_call_tokens`. Stop strings are looked for in the text after the last call. Each
     prompt draws from its own random numbers: `seed` is one per prompt, or one for all (then
     combined with the index). A common beginning of the prompts is computed once.
+
+    `masks` holds one grammar or None per prompt, for plain decoding: what it forbids gets
+    probability 0 and the rest is renormalised. Such a text is not cut at its length in the middle
+    of what its grammar has open (unless that takes more than 1,024 tokens), and ends where nothing
+    may follow.
     """
     if any(not text for text in stop):
         raise ValueError("a stop string is empty; leave it out")
+    if masks is not None and calls is not None:
+        raise ValueError("masks are for plain decoding; live calls have their own (LiveCalls.mask)")
     seeds = _seeds(seed, len(prompts))
     rows = [
-        _Row(index, _encode(tokenizer, prompt), sample_key(own, "generation", "", 0, 0))
-        for index, (prompt, own) in enumerate(zip(prompts, seeds, strict=True))
+        _Row(index, _encode(tokenizer, prompt), sample_key(own, "generation", "", 0, 0), mask=mask)
+        for index, (prompt, own, mask) in enumerate(
+            zip(prompts, seeds, masks or [None] * len(prompts), strict=True)
+        )
     ]
     training = model.training
     model.eval()
@@ -274,6 +305,7 @@ class _Decoder:
             # no call may begin in text where none is allowed
             muted = (closed & ~ready).to(logits_BV.device)
             logits_BV[:, self.opening] = opening.masked_fill(muted, -torch.inf)
+        self._mask(rows, logits_BV)
         if self.temperature > 0:
             keys, steps = [row.key for row in rows], [row.sampled for row in rows]
             noise = gumbel(keys, steps, logits_BV.shape[1], logits_BV.device)
@@ -283,6 +315,17 @@ class _Decoder:
         for row, token, fire in zip(rows, tokens, fires, strict=True):
             chosen = self.opening if fire and self.opening is not None else int(token)
             self._take(row, chosen, slots, place[id(row)])
+
+    def _mask(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
+        """Take away what the grammars of the rows forbid, in place."""
+        for logits_V, row in zip(logits_BV, rows, strict=True):
+            if row.mask is not None:
+                written = row.new[row.mask_start :]
+                allowed = row.mask(written)
+                if row.mask.may_end(written):
+                    allowed[[token for token in self.eos if token < len(allowed)]] = True
+                logits_V[len(allowed) :] = -torch.inf
+                logits_V[: len(allowed)].masked_fill_(~allowed.to(logits_V.device), -torch.inf)
 
     def _may_call(self, row: _Row) -> bool:
         calls = self.calls
@@ -308,6 +351,8 @@ class _Decoder:
             self._in_call(row, slots, place)
         elif token == self.opening and self._may_call(row):
             row.call_start = len(row.new)
+            if self.calls is not None and self.calls.mask is not None:
+                row.mask, row.mask_start = self.calls.mask(), len(row.new)
         else:
             row.text_tokens += 1
             self._check_text(row)
@@ -324,7 +369,7 @@ class _Decoder:
             self._make(row, *complete[0], text, slots, place)
         elif all(found is False for _, found in read):
             self._give_up(row, MALFORMED)
-        elif len(written) >= self.calls.max_call_tokens:
+        elif row.mask is None and len(written) >= self.calls.max_call_tokens:
             self._give_up(row, NEVER_CLOSED)
 
     def _make(
@@ -356,7 +401,7 @@ class _Decoder:
                 executed.seconds,
             )
         )
-        row.call_start = None
+        row.call_start = row.mask = None
         row.text_start = end
 
     def _insert(self, row: _Row, tokens: Sequence[int]) -> None:
@@ -375,7 +420,7 @@ class _Decoder:
         text = self._text(row)
         row.calls.append(MadeCall("", text[start:], None, kind, None, start, len(text)))
         row.text_tokens += len(row.new) - row.call_start + 1
-        row.call_start = None
+        row.call_start = row.mask = None
 
     def _check_text(self, row: _Row) -> None:
         """Finish a row at a stop string or at its length."""
@@ -385,7 +430,11 @@ class _Decoder:
             places = [place for place in found if place >= 0]
             if places:
                 return self._finish(row, "stop", text[: min(places)])
-        if row.text_tokens >= self.max_new_tokens:
+        written = row.new[row.mask_start :]
+        if row.mask is not None and row.mask.complete(written):
+            return self._finish(row, "eos")
+        whole = row.mask is None or row.mask.may_end(written)
+        if row.text_tokens >= self.max_new_tokens + (0 if whole else _TO_END):
             self._finish(row, "length")
         return None
 
