@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -140,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--max-calls", type=int, default=1)
     generate.add_argument("--no-calls", action="store_true", help="never start a call")
+    generate.add_argument(
+        "--constrain",
+        action="store_true",
+        help="a call that has begun cannot be malformed: only tokens that continue a call of one "
+        "of the tools are let through, up to the arrow (its values may still be wrong)",
+    )
     _json(generate)
     bench = _add(verbs, "bench", _bench, "measure our paths against baselines, in one run")
     bench.add_argument("name", choices=("ingest", "sample", "score", "train", "agent"))
@@ -182,6 +189,40 @@ def _agent_parser(verbs: Any) -> None:
     run.add_argument("--max-steps", type=int, default=7)
     run.add_argument("--date", help="the date of today for Calendar, ISO")
     run.add_argument("--trace", type=Path, help="write the trace as JSONL")
+    run.add_argument(
+        "--approvals",
+        type=Path,
+        metavar="FILE",
+        help="YAML that says which calls with effects outside may run: `default: deny` and "
+        "`rules:` of tool patterns with allow, deny or ask, e.g. `git.*: ask` (without a file "
+        "every such call is asked for on the terminal)",
+    )
+    run.add_argument(
+        "--max-tokens",
+        type=_positive,
+        metavar="N",
+        help="end the run when so many tokens were read and written, all turns together; looked "
+        "at before each turn",
+    )
+    run.add_argument(
+        "--max-seconds",
+        type=_seconds,
+        metavar="S",
+        help="end the run after so many seconds; looked at before each turn",
+    )
+    run.add_argument(
+        "--inline-calls",
+        action="store_true",
+        help="also answer Toolformer calls, [Tool(arguments) ->, inside the thoughts of react "
+        "(for a model that callsieve tuned)",
+    )
+    run.add_argument(
+        "--constrain",
+        action="store_true",
+        help="calls cannot be malformed: once one begins (Action: in react, <tool_call> in chat, "
+        "[ in inline) only tokens that lead to a call of a tool on offer, with arguments of its "
+        "schema, are let through; a local model only. The values may still be wrong",
+    )
     _json(run)
     demo = _add(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
     demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
@@ -227,6 +268,22 @@ def _shards(text: str) -> tuple[int, int] | int:
     if not 0 <= i < n:
         raise argparse.ArgumentTypeError(f"{text!r}: i goes from 0 to n-1")
     return i, n
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, e.g. 90")
+    return value
 
 
 def _overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
@@ -470,6 +527,7 @@ def _generate(args: Any) -> None:
         call_k=args.call_k,
         max_calls=args.max_calls,
         enabled=not args.no_calls,
+        constrain=args.constrain,
         executor=executor,
     )
     if args.json:

@@ -227,6 +227,7 @@ class AgentLoop:
     limit: Positive = 20  # questions per benchmark
     hotpot_file: str | None = None  # a HotpotQA distractor file; also the pages for fever
     fever_file: str | None = None
+    constrain: bool = False  # mask tokens that cannot lead to a well-formed action
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,7 @@ class Evaluate:
     limit: Positive | None = None  # questions per kind
     call_k: Positive = 10  # the opening token fires when it is among the k most likely
     max_calls: Count = 1  # calls per input
+    constrain: bool = False  # mask tokens that cannot lead to a well-formed call
     max_new_tokens: Positive = 48
     held_out_documents: Count = 100  # for perplexity
     agents: AgentLoop | None = None  # also compare the arms in the agent loop

@@ -26,8 +26,8 @@ def run_question(args: argparse.Namespace, tools: Sequence[Tool]) -> int:
     """Run `callsieve agent run`; exit code 0 when an answer was submitted, else 1.
 
     Reads `model, question, protocol, strategy, max_steps, date, trace, json` of the arguments,
-    and `approvals, max_tokens, max_seconds, inline_calls` where there are any. The trace goes to
-    stderr, the answer (or with `json` the whole result) to stdout.
+    and `approvals, max_tokens, max_seconds, inline_calls, constrain` where there are any. The trace
+    goes to stderr, the answer (or with `json` the whole result) to stdout.
     """
     given: dict[str, Any] = vars(args)
     result = answer_question(
@@ -41,6 +41,7 @@ def run_question(args: argparse.Namespace, tools: Sequence[Tool]) -> int:
         trace=args.trace,
         approvals=given.get("approvals"),
         inline_calls=given.get("inline_calls", False),
+        constrain=given.get("constrain", False),
         show=True,
     )
     print(json.dumps(_document(result), ensure_ascii=False) if args.json else result.answer or "")
@@ -59,16 +60,21 @@ def answer_question(
     trace: Path | None = None,
     approvals: Path | None = None,
     inline_calls: bool = False,
+    constrain: bool = False,
     show: bool = False,
 ) -> StrategyResult:
     """Answer one question by a strategy; see `make_policy` for what `model` may be.
 
     `trace` is a file for the events as JSONL, `approvals` a policy file; without one every call
-    with effects is asked for on the terminal. `show` prints the events to stderr as they happen.
+    with effects is asked for on the terminal. `inline_calls` answers calls within a turn of
+    `react`; `constrain` makes malformed calls impossible (a local model only). `show` prints the
+    events to stderr as they happen.
     Raises ConfigError for settings that cannot work, WorkError for an endpoint without a model.
     """
     if strategy_named(strategy).kind == "trials":
         raise ConfigError(f"strategy {strategy} needs the right answers: use callsieve evaluate")
+    if inline_calls and protocol != "react":
+        raise ConfigError(f"--inline-calls with --protocol {protocol}; allowed: react")
     settings = Settings(
         protocol=protocol,
         limits=limits or Limits(),
@@ -80,7 +86,7 @@ def answer_question(
         approval = ApprovalPolicy({"*": "ask"}, confirm=ask_on_terminal)
     else:
         approval = read_approvals(approvals, confirm=ask_on_terminal)
-    policy = make_policy(model, protocol)
+    policy = make_policy(model, protocol, constrain)
     with ExitStack() as stack:
         executor = stack.enter_context(Executor(tools, approval=approval))
         sinks: list[Callable[[Event], None]] = [TracePrinter()] if show else []
@@ -95,12 +101,18 @@ def answer_question(
     return result
 
 
-def make_policy(model: str, protocol: str) -> Policy:
+def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:
     """Make the policy that a model argument names: a folder, a hub id, or an endpoint's address.
 
     An address may name its model after a `#`; without one the endpoint's first model is taken.
+    Raises ConfigError for an address with `constrain`: masks need the model's own logits.
     """
     if _is_address(model):
+        if constrain:
+            raise ConfigError(
+                f"--constrain with the address {model}; allowed: a model folder or hub id (a "
+                "server masks by its own settings)"
+            )
         from pipeline.agent.endpoint import Api, connect, first_model
 
         address, _, name = model.partition("#")
@@ -109,7 +121,7 @@ def make_policy(model: str, protocol: str) -> Policy:
         return policy if name else dataclasses.replace(policy, model=first_model(policy))
     from pipeline.agent.engine import load_policy
 
-    return load_policy(model)
+    return load_policy(model, constrain=constrain)
 
 
 def _is_address(model: str) -> bool:

@@ -48,8 +48,9 @@ def run_agents(
     tuned model in `tuned_disabled`) work with the actions of the loop alone.
     """
     traces: list[dict[str, Any]] = []
+    policy = local_policy(lm.model, lm.tokenizer, constrain=settings.constrain)
     rows = compare_agents(
-        {arm: Arm(local_policy(lm.model, lm.tokenizer), inline_calls=arm == "tuned")},
+        {arm: Arm(policy, inline_calls=arm == "tuned")},
         [_benchmark(name, settings, questions) for name in settings.benchmarks],
         settings.strategies,
         on_run=traces.append,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,11 @@ from pipeline.calls import CallSyntax
 from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model, read_extra
 from pipeline.lm.generation import Generation, LiveCalls, generate
+from pipeline.lm.grammar import CallGrammar, live_grammar
 from pipeline.tools.catalogue import build_tools
 from pipeline.tools.executor import Executor
+
+log = logging.getLogger(__name__)
 
 
 def live_calls(
@@ -21,8 +25,13 @@ def live_calls(
     call_k: int,
     max_calls: int,
     enabled: bool = True,
+    masks: CallGrammar | None = None,
 ) -> LiveCalls:
-    """Live calls to the tools of an executor; `documents` gives date and id per prompt."""
+    """Live calls to the tools of an executor; `documents` gives date and id per prompt.
+
+    With `masks` (of the model's tokenizer) a call that has begun cannot be malformed.
+    """
+    grammar = live_grammar(executor.specs, syntax)
     return LiveCalls(
         syntax,
         [spec.name for spec in executor.specs],
@@ -30,6 +39,7 @@ def live_calls(
         call_k=call_k,
         max_calls=max_calls,
         enabled=enabled,
+        mask=None if masks is None else lambda: masks.mask(grammar),
     )
 
 
@@ -46,11 +56,13 @@ def generate_text(
     seed: int = 0,
     device: str = "auto",
     executor: Executor | None = None,
+    constrain: bool = False,
 ) -> Generation:
     """Continue a prompt with the model in a folder, calling the tools that it was trained with.
 
     `callsieve.json` beside the weights names syntax, tools, `call_k` and `max_calls`; without it
-    (or without tools in it) the text is plain. `executor` replaces the tools of the checkpoint.
+    (or without tools in it) the text is plain. `constrain` makes malformed calls impossible;
+    `executor` replaces the tools of the checkpoint.
     Raises ConfigError when the model or one of its tools cannot be loaded.
     """
     model, tokenizer = load_model(Model(path=model_path, device=device))
@@ -61,6 +73,8 @@ def generate_text(
         "seed": seed,
     }
     if not extra.get("syntax") or not (extra.get("tools") or executor):
+        if constrain:
+            log.warning("%s was not tuned to call tools: there is no call to constrain", model_path)
         return generate(model, tokenizer, [prompt], **plain)[0]
     own = executor or Executor(build_tools(extra["tools"]))
     try:
@@ -71,6 +85,7 @@ def generate_text(
             call_k=extra["call_k"] if call_k is None else call_k,
             max_calls=extra["max_calls"] if max_calls is None else max_calls,
             enabled=enabled,
+            masks=CallGrammar(tokenizer) if constrain else None,
         )
         return generate(model, tokenizer, [prompt], calls=calls, **plain)[0]
     finally:

@@ -33,6 +33,7 @@ from pipeline.evaluation.statistics import binomial_error, compare, perplexity_o
 from pipeline.lm.checkpoint import load_model
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.generation import Generation, generate
+from pipeline.lm.grammar import CallGrammar
 from pipeline.lm.perplexity import text_losses
 from pipeline.lm.tokens import open_token
 from pipeline.shards import RunFolder, read_json, write_json, write_text
@@ -144,6 +145,7 @@ def evaluate_arm(
             call_k=settings.call_k,
             max_calls=settings.max_calls,
             enabled=arm == "tuned",
+            masks=CallGrammar(lm.tokenizer) if settings.constrain else None,
         )
     with context.progress(len(questions), "questions") as bar:
         bar.set_description(f"evaluate {arm}")
