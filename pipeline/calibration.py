@@ -7,6 +7,7 @@ calls would have been kept whatever their result said.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -18,10 +19,10 @@ def false_keep_rate(
     `null_share` is the share of the calls that were scored with another call's result. None when
     nothing passes or no call has been scored so.
     """
-    kept = sum(gain >= tau_f for gain in gains)
-    if not kept or not nulls or not null_share:
+    if not nulls:
         return None
-    return min(1.0, sum(null >= tau_f for null in nulls) / null_share / kept)
+    kept = sum(gain >= tau_f for gain in gains)
+    return _rate(kept, sum(null >= tau_f for null in nulls), null_share)
 
 
 def threshold_for(
@@ -31,9 +32,23 @@ def threshold_for(
     floor: float = 0.0,
     null_share: float = 1.0,
 ) -> float | None:
-    """The smallest gain >= `floor` whose estimated rate is within `rate`; None if there is none."""
-    for tau in sorted({gain for gain in gains if gain >= floor}):
-        estimate = false_keep_rate(gains, nulls, tau, null_share)
+    """The smallest gain >= `floor` whose estimated rate is within `rate`; None if there is none.
+
+    Takes n log n steps: both lists are sorted once, and what passes a gain is counted by its place.
+    """
+    if not nulls:
+        return None
+    real = sorted(gain for gain in gains if gain >= floor)
+    chance = sorted(null for null in nulls if null >= floor)
+    for place, tau in enumerate(real):
+        if place and real[place - 1] == tau:
+            continue  # an equal gain: the same threshold again
+        passing = len(chance) - bisect_left(chance, tau)
+        estimate = _rate(len(real) - place, passing, null_share)
         if estimate is not None and estimate <= rate:
             return tau
     return None
+
+
+def _rate(kept: int, by_chance: int, null_share: float) -> float | None:
+    return min(1.0, by_chance / null_share / kept) if kept and null_share else None

@@ -303,6 +303,50 @@ def test_threshold_for_a_wanted_rate() -> None:
     assert threshold_for([], [], 0.5) is None
 
 
+def naive_threshold(
+    gains: list[float], nulls: list[float], rate: float, floor: float, share: float
+) -> float | None:
+    """Every gain tried with the rate computed anew."""
+    for tau in sorted({gain for gain in gains if gain >= floor}):
+        estimate = false_keep_rate(gains, nulls, tau, share)
+        if estimate is not None and estimate <= rate:
+            return tau
+    return None
+
+
+def test_threshold_for_agrees_with_trying_every_gain() -> None:
+    draw = random.Random(11)
+    found = Counter[bool]()
+    for _ in range(400):
+        # of few values, so that there are ties within the lists and between them
+        values = [draw.gauss(0.3, 1) for _ in range(6)] + [0.0, float("nan")]
+        gains = draw.choices(values, k=draw.randrange(12))
+        nulls = draw.choices([v - draw.choice((0, 0.5)) for v in values], k=draw.randrange(12))
+        asked = (draw.random() ** 2, draw.choice((0.0, -1.0, values[0])), draw.choice((1.0, 0.25)))
+        answer = threshold_for(gains, nulls, *asked)
+        assert answer == naive_threshold(gains, nulls, *asked)
+        found[answer is None] += 1
+    assert min(found[True], found[False]) > 50
+
+
+def test_threshold_for_does_not_compare_every_pair() -> None:
+    compared = 0
+
+    class Counted(float):
+        def __lt__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return float(self) < other  # type: ignore[operator]
+
+        def __ge__(self, other: object) -> bool:
+            return not self < other
+
+    draw, n = random.Random(3), 2000
+    gains, nulls = ([Counted(draw.random()) for _ in range(n)] for _ in range(2))
+    assert threshold_for(gains, [*nulls, Counted(2.0)], 1e-9) is None
+    assert compared < 8 * n * 11  # n log n; every pair would be n * n = 4,000,000
+
+
 def test_calibrated_threshold_in_a_run(inputs: Path, tmp_path: Path) -> None:
     texts = tuple(f"{TEXT} Number {n}." for n in range(6))
     gains = [2.0, 1.0, 0.6, 0.5, 0.1, -1.0]
