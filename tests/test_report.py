@@ -28,6 +28,7 @@ from pipeline.report.export import chat_messages, dataset_table, export_run
 from pipeline.report.funnel import build_funnel
 from pipeline.report.page import KEPT_SHOWN, OTHERS_SHOWN, write_report
 from pipeline.report.rows import COLUMNS, show_rows
+from pipeline.report.sampling import sampling_measures
 from pipeline.report.status import status_document
 from pipeline.report.summary import print_summary
 from pipeline.report.terminal import print_calls, print_funnel, print_status
@@ -80,9 +81,10 @@ def make_config(folder: RunFolder, shards: int = 2, **values: Any) -> None:
 
 
 SAMPLE_COUNTS = {
-    "documents": 9, "positions": 200, "below_tau_s": 150, "opens_already": 4, "beyond_k": 20,
-    "pruned_position": 10, "sampled_positions": 20, "samples": 100, "never_closed": 30,
-    "malformed": 20, "merged": 10, "candidates": 40,
+    "documents": 4, "fitting_documents": 3, "too_long_for_model": 1, "positions": 200,
+    "below_tau_s": 150, "opens_already": 4, "beyond_k": 20,
+    "pruned_position": 10, "sampled_positions": 20, "samples": 100, "tokens": 800,
+    "closed": 50, "never_closed": 30, "malformed": 20, "merged": 10, "candidates": 40,
 }  # fmt: skip
 
 
@@ -106,7 +108,9 @@ def make_run(path: Path, stages: int = 5, **config: Any) -> RunFolder:
             "*": {"read": 12, "documents": 5, "rejected:bad_json": 1, "duplicate_document": 1},
             "Calculator": {"documents": 4, "filtered": 1}, "Calendar": {"documents": 5}}),
         ("sample", calls, Candidate, {"Calculator": SAMPLE_COUNTS, "Calendar": {"candidates": 1}}),
-        ("execute", [], SelectedCall, {"Calculator": {"executed": 38, "error:bad_arguments": 2}}),
+        ("execute", [], SelectedCall, {"Calculator": {
+            "executed": 38, "error:bad_arguments": 2,
+            "samples_parsed": 47, "samples_executed": 45}}),
         ("score", [], SelectedCall, {"Calculator": {"scored": 35, "pruned_call": 3}}),
         ("select", calls, SelectedCall, {"Calculator": {
             "kept": 2, "below_threshold": 33, "lookahead_leak": 3, "tool_error": 2}}),
@@ -142,12 +146,14 @@ def test_funnel_adds_up_over_shards_and_explains_every_loss(tmp_path: Path) -> N
     }  # fmt: skip
     steps = {step["step"]: step for step in funnel["tools"]["Calculator"]}
     assert [(name, step["count"]) for name, step in steps.items()] == [
-        ("documents", 8), ("positions", 400), ("sampled_positions", 40), ("samples", 200),
+        ("documents", 8), ("fitting_documents", 6), ("positions", 400),
+        ("sampled_positions", 40), ("samples", 200),
         ("candidates", 80), ("executed", 76), ("scored", 70), ("kept", 4),
     ]  # fmt: skip
     for before, after in (
-        ("positions", "sampled_positions"), ("samples", "candidates"),
-        ("candidates", "executed"), ("executed", "scored"), ("scored", "kept"),
+        ("documents", "fitting_documents"), ("positions", "sampled_positions"),
+        ("samples", "candidates"), ("candidates", "executed"), ("executed", "scored"),
+        ("scored", "kept"),
     ):  # fmt: skip
         left = sum(steps[after]["left"].values())
         assert steps[before]["count"] == steps[after]["count"] + left, after
@@ -160,7 +166,19 @@ def test_funnel_of_an_unfinished_run_stops_where_the_run_stopped(tmp_path: Path)
     funnel = build_funnel(make_run(tmp_path / "run", stages=2))
     assert [step["step"] for step in funnel["tools"]["Calculator"]][-1] == "candidates"
     empty = RunFolder(tmp_path / "empty")
-    assert build_funnel(empty) == {"corpus": {}, "tools": {}, "dataset": {}}
+    assert build_funnel(empty) == {"corpus": {}, "tools": {}, "sampling": {}, "dataset": {}}
+
+
+def test_funnel_leaves_out_what_was_made_with_other_settings(tmp_path: Path) -> None:
+    """A stage is redone and the ones after it still have the shards of the old settings."""
+    folder = make_run(tmp_path / "run")
+    names = ("ingest", "sample", "execute", "score", "select")
+    prints = dict.fromkeys(names, "f") | {"score": "new", "select": "new"}
+    write_json(folder.path / "manifest.json", {"fingerprints": prints})
+    funnel = build_funnel(folder)
+    assert [step["step"] for step in funnel["tools"]["Calculator"]][-1] == "executed"
+    assert funnel["sampling"]["Calculator"]["executed_share"] == 0.45
+    assert funnel["sampling"]["Calculator"]["kept_per_1000_tokens"] is None
 
 
 def test_building_the_funnel_writes_nothing(tmp_path: Path) -> None:
@@ -173,7 +191,44 @@ def test_building_the_funnel_writes_nothing(tmp_path: Path) -> None:
 def test_printed_funnel(tmp_path: Path) -> None:
     text = printed(print_funnel, build_funnel(make_run(tmp_path / "run")))
     assert re.search(r"kept +4 +gain below tau_f: 60; its arguments .*: 6", text)
+    assert re.search(
+        r"fitting documents +6 +longer, with the prompt, than the model reads: 2", text
+    )
     assert "24 read, 10 documents" in text and "rejected, bad json: 2" in text
+
+
+# -- what the samples came to --------------------------------------------------------------------
+
+
+def test_measures_of_the_samples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    found = build_funnel(folder)["sampling"]
+    assert found == {
+        "Calculator": {
+            "samples": 200, "tokens": 1600, "closed": 100, "never_closed": 60, "malformed": 40,
+            "closed_share": 0.5, "parsed_share": 0.47, "executed_share": 0.45,
+            "kept_per_1000_tokens": 2.5,
+        }
+    }  # fmt: skip
+    text = "200 samples of 1,600 tokens in all: 50% close, 47% parse, 45% execute; 2.50 kept calls "
+    text += "per 1,000 tokens"
+    assert text in printed(print_funnel, build_funnel(folder))
+    assert f"Calculator: {text}" in printed(print_status, status_document(folder))
+    assert text in Page(write_report(folder)).words
+
+
+def test_measures_are_shown_when_their_stage_is_whole(tmp_path: Path) -> None:
+    """A share of all samples of which some were not tried yet would be too small."""
+    folder = make_run(tmp_path / "run")
+    folder.marker("select", 1, 2).unlink()
+    (found,) = build_funnel(folder)["sampling"].values()
+    assert found["executed_share"] == 0.45 and found["kept_per_1000_tokens"] is None
+    folder.marker("execute", 0, 2).unlink()
+    (found,) = build_funnel(folder)["sampling"].values()
+    assert (found["closed_share"], found["parsed_share"]) == (0.5, None)
+    text = printed(print_funnel, build_funnel(folder))
+    assert "200 samples of 1,600 tokens in all: 50% close\n" in text
+    assert sampling_measures({"tokens": 0}, {}, {})["closed_share"] is None  # of nothing
 
 
 # -- show ---------------------------------------------------------------------------------------
@@ -492,7 +547,8 @@ def test_diff_shows_calls_kept_by_one_run_only_and_settings(tmp_path: Path) -> N
         make_call(docs[1], "Calculator", "below_threshold", 0.5),
         make_call(docs[8], "Calculator", "kept", 2.0),
     ]
-    b.write_part("select", 0, 2, to_table(calls, SelectedCall), {"fingerprint": "f"})
+    half = {"fingerprint": "f", "counts": {"Calculator": {"kept": 2}}}
+    b.write_part("select", 0, 2, to_table(calls, SelectedCall), half)
     b.write_part("select", 1, 2, to_table([], SelectedCall), {"fingerprint": "f"})
     document = diff_runs(a, b)
     assert document["settings"] == [
@@ -508,7 +564,12 @@ def test_diff_shows_calls_kept_by_one_run_only_and_settings(tmp_path: Path) -> N
         (0.7, "not_sampled"), (0.5, "below_threshold")
     ]  # fmt: skip
     assert [row["gain"] for row in document["only_b"]] == [2.0]
+    assert document["sampling"]["Calculator"]["a"] == build_funnel(a)["sampling"]["Calculator"]
     text = printed(print_diff, json.loads(json.dumps(document)))
+    assert re.search(
+        r"Calculator +% of samples that close +50 +50 *\n +% of samples that parse", text
+    )
+    assert re.search(r"kept calls per 1,000 tokens +2.50 +1.25 *\n", text)
     assert "only in A (2)" in text and "in the other run: below threshold" in text
 
 

@@ -1,4 +1,4 @@
-"""What two runs keep differently, and which of their settings differ: `callsieve diff A B`."""
+"""What two runs sample and keep differently, and which settings differ: `callsieve diff A B`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rich.text import Text
 
 from pipeline.config import to_dict
 from pipeline.errors import WorkError
+from pipeline.report.funnel import build_funnel
 from pipeline.report.rows import COLUMNS, run_config, with_context
+from pipeline.report.sampling import measure_cells
 from pipeline.report.terminal import call_text, plain
 from pipeline.shards import RunFolder
 
@@ -24,7 +26,9 @@ def diff_runs(a: RunFolder, b: RunFolder) -> dict[str, Any]:
     """Compare the decisions and settings of two runs, as a JSON document.
 
     `{"run_a", "run_b", "settings": [{"key", "a", "b"}], "kept": {"a", "b", "both"},
-      "tools": {tool: {"both", "only_a", "only_b"}}, "only_a": [call], "only_b": [call]}`; a call
+      "tools": {tool: {"both", "only_a", "only_b"}}, "sampling": {tool: {"a", "b"}},
+      "only_a": [call], "only_b": [call]}`; `sampling` holds what the samples came to
+    (`sampling.sampling_measures`, None for a tool that a run has not sampled); a call
     has all columns, its context and `reason_in_other`: why the other run did not keep it
     (`not_sampled` where it does not know the call). The largest gains come first.
     Raises WorkError when a run has not selected yet.
@@ -43,6 +47,7 @@ def diff_runs(a: RunFolder, b: RunFolder) -> dict[str, Any]:
         "settings": _settings(a, b),
         "kept": {"a": len(kept_a), "b": len(kept_b), "both": len(kept_a & kept_b)},
         "tools": {tool: dict(counts) for tool, counts in sorted(tools.items())},
+        "sampling": _sampling(a, b),
         "only_a": _only(a, kept_a - kept_b, calls_a, calls_b),
         "only_b": _only(b, kept_b - kept_a, calls_b, calls_a),
     }
@@ -53,6 +58,13 @@ def _calls(folder: RunFolder) -> dict[str, dict[str, Any]]:
         raise WorkError(f"{folder.path}: has not selected any call yet; run `select` first")
     rows = folder.read_all("select", list(COLUMNS)).to_pylist()
     return {row["call_id"]: row for row in rows}
+
+
+def _sampling(a: RunFolder, b: RunFolder) -> dict[str, dict[str, Any]]:
+    left, right = build_funnel(a)["sampling"], build_funnel(b)["sampling"]
+    return {
+        tool: {"a": left.get(tool), "b": right.get(tool)} for tool in dict.fromkeys([*left, *right])
+    }
 
 
 def _only(
@@ -107,6 +119,8 @@ def print_diff(document: Mapping[str, Any], console: Console | None = None) -> N
     for tool, counts in document["tools"].items():
         only = f"{counts['only_a']:,} only in A, {counts['only_b']:,} only in B"
         console.print(Text(f"{plain(tool)}: {counts['both']:,} in both, {only}"))
+    if document["sampling"]:
+        console.print(_sampling_table(document["sampling"]))
     for side, name in (("only_a", "A"), ("only_b", "B")):
         rows = document[side]
         if rows:
@@ -117,3 +131,16 @@ def print_diff(document: Mapping[str, Any], console: Console | None = None) -> N
             console.print(Text(f"gain {row['gain']:.3f}  in the other run: {reason}", style="dim"))
         if len(rows) > _PRINTED:
             console.print(f"... and {len(rows) - _PRINTED:,} more (--json lists all)", style="dim")
+
+
+def _sampling_table(sampling: Mapping[str, Any]) -> Table:
+    table = Table(title=Text("what the samples came to"), title_justify="left", box=None)
+    table.add_column("tool")
+    table.add_column("measure")
+    for name in ("A", "B"):
+        table.add_column(name, justify="right")
+    for tool, sides in sampling.items():
+        a, b = measure_cells(sides["a"]), measure_cells(sides["b"])
+        for n, measure in enumerate(a):
+            table.add_row(Text(plain(tool) if n == 0 else ""), measure, a[measure], b[measure])
+    return table

@@ -5,11 +5,12 @@ Everything comes from the counts in the completion markers; nothing is written h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.records import REASONS
+from pipeline.report.sampling import sampling_measures
 from pipeline.shards import SHARD_FOLDERS, RunFolder, add_counts, read_json
 
 Counts = dict[str, dict[str, int]]  # tool -> what -> n; `*` is not tied to a tool
@@ -27,6 +28,12 @@ class Step:
 
 STEPS = (
     Step("documents", "ingest", "documents", ("filtered",)),
+    Step(
+        "fitting_documents",
+        "sample",
+        "fitting_documents",
+        ("too_long_for_model", "no_tokens"),
+    ),
     Step("positions", "sample", "positions", ("opens_already", "no_call_possible")),
     Step(
         "sampled_positions",
@@ -43,6 +50,7 @@ STEPS = (
 
 EXPLANATIONS = {
     "documents": "documents that passed the tool's corpus filter",
+    "fitting_documents": "documents that the model can read together with the prompt",
     "positions": "token positions at which a call could stand",
     "sampled_positions": "positions at which calls were sampled",
     "samples": "texts drawn from the model",
@@ -51,6 +59,8 @@ EXPLANATIONS = {
     "scored": "calls with all three losses",
     "kept": "calls whose result lowers the loss enough",
     "filtered": "did not pass the corpus filter",
+    "too_long_for_model": "longer, with the prompt, than the model reads",
+    "no_tokens": "the tokenizer makes no token of it",
     "below_tau_s": "p(<API>) at or below tau_s",
     "opens_already": "the text goes on with an opening delimiter",
     "no_call_possible": "no call can be written from the text before",
@@ -91,12 +101,15 @@ def stage_counts(folder: RunFolder, stage: str) -> Counts:
     return total
 
 
-def _markers(folder: RunFolder, stage: str) -> Iterable[Mapping[str, Any]]:
+def _markers(folder: RunFolder, stage: str) -> list[Mapping[str, Any]]:
+    """The markers of a stage, but not those of settings that the run has left behind."""
+    manifest = read_json(folder.path / "manifest.json") or {}
+    wanted = manifest.get("fingerprints", {}).get(stage)
     if stage in SHARD_FOLDERS:
         found = [folder.read_marker(stage, *part) for part in folder.parts(stage)]
     else:
         found = [read_json(folder.stage_marker(stage))]
-    return [marker for marker in found if marker is not None]
+    return [m for m in found if m is not None and wanted in (None, m.get("fingerprint"))]
 
 
 def build_funnel(folder: RunFolder) -> dict[str, Any]:
@@ -104,16 +117,34 @@ def build_funnel(folder: RunFolder) -> dict[str, Any]:
 
     `{"corpus": {"read", "documents", "left": {reason: n}, ...},
       "tools": {tool: [{"step", "count", "left": {reason: n}}, ...]},
+      "sampling": {tool: sampling.sampling_measures},
       "dataset": {"documents", "augmented", "without_calls", "calls", "train", "validation"}}`.
     Steps of stages that have not begun are missing; `left` counts what was there at the step
-    before and is not here.
+    before and is not here: count before = count + left, but for `positions` and `samples`, which
+    count other things than the step before.
     """
     counts = {stage: stage_counts(folder, stage) for stage in (*SHARD_FOLDERS, "augment")}
     tools = [tool for stage in SHARD_FOLDERS for tool in counts[stage] if tool != "*"]
     return {
         "corpus": _corpus(counts["ingest"].get("*", {})),
         "tools": {tool: _tool_steps(tool, counts) for tool in dict.fromkeys(tools)},
+        "sampling": _sampling(folder, counts),
         "dataset": counts["augment"].get("*", {}),
+    }
+
+
+def _sampling(folder: RunFolder, counts: Mapping[str, Counts]) -> dict[str, Any]:
+    """The measures of every tool; those of a later stage only when it has all shards."""
+    shards = {stage: len(_markers(folder, stage)) for stage in ("sample", "execute", "select")}
+    whole = {stage: counts[stage] for stage, n in shards.items() if n == shards["sample"]}
+
+    def own(stage: str, tool: str) -> Mapping[str, int] | None:
+        return whole[stage].get(tool, {}) if stage in whole else None
+
+    return {
+        tool: sampling_measures(sample, own("execute", tool), own("select", tool))
+        for tool, sample in counts["sample"].items()
+        if "tokens" in sample
     }
 
 

@@ -24,6 +24,7 @@ from pipeline.report.charts import gain_histogram
 from pipeline.report.funnel import EXPLANATIONS, build_funnel, explain
 from pipeline.report.gains import GainSummary, gain_summaries
 from pipeline.report.rows import calls_table, run_config, with_context
+from pipeline.report.sampling import sampling_text
 from pipeline.report.status import status_document
 from pipeline.report.terminal import duration
 from pipeline.shards import RunFolder, read_json, write_text
@@ -132,6 +133,8 @@ def _funnels(funnel: Mapping[str, Any]) -> str:
         )
     for tool, steps in funnel["tools"].items():
         parts.append(f"<h3>{safe(tool)}</h3><div class=panel>{_funnel_table(steps)}</div>")
+        if tool in funnel["sampling"]:
+            parts.append(f"<p>{safe(sampling_text(funnel['sampling'][tool]))}.</p>")
     if not funnel["tools"]:
         parts.append("<p>Nothing has been read yet.</p>")
     return "".join(parts) + "</section>"

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.report.funnel import explain
+from pipeline.report.sampling import sampling_text
 
 _STATE_STYLE = {"done": "green", "partial": "yellow", "stale": "red", "waiting": "dim"}
 _SHOWN = 100  # code points of context on each side of a call
@@ -43,6 +44,8 @@ def print_funnel(funnel: Mapping[str, Any], console: Console | None = None) -> N
                 Text(name, style), Text(count, style), Text(left_text(step["left"]))
             )  # fmt: skip
         console.print(table)
+        if tool in funnel["sampling"]:
+            console.print(Text(f" {sampling_text(funnel['sampling'][tool])}"))
     dataset = funnel["dataset"]
     if dataset:
         console.print(
@@ -116,6 +119,8 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
             duration(stage["estimate_s"]) if state == "partial" else "",
         )
     console.print(table)
+    for tool, measures in status["funnel"]["sampling"].items():
+        console.print(Text(f"{plain(tool)}: {sampling_text(measures)}"))
 
 
 def duration(seconds: float) -> str:
@@ -151,11 +156,20 @@ def print_generation(prompt: str, made: Any, console: Console | None = None) -> 
     position = 0
     for call in sorted(made.calls, key=lambda c: c.start):
         text.append(plain(made.text[position : call.start]))
-        style = "bold green" if call.error_kind is None else "bold red"
-        text.append(plain(made.text[call.start : call.end]), style=style)
+        text.append(plain(made.text[call.start : call.end]), style=call_style(call))
         position = call.end
     text.append(plain(made.text[position:]))
     console.print(text)
+    print_outcomes(made, console)
+
+
+def call_style(call: Any) -> str:
+    """The colour of a call in a generated text."""
+    return "bold green" if call.error_kind is None else "bold red"
+
+
+def print_outcomes(made: Any, console: Console) -> None:
+    """Print what came of each call of a generated text."""
     for call in made.calls:
         outcome = call.result if call.error_kind is None else f"{call.error_kind}: {call.error}"
         console.print(Text(f"{call.tool}({call.arguments}) -> {outcome}", style="dim"))

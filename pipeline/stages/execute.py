@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from pipeline.context import Context
 from pipeline.records import Candidate, Document, ExecutedCall, extend
+from pipeline.tools.base import UNREADABLE_KINDS
 
 _AT_ONCE = 256
 
@@ -27,8 +28,11 @@ def run(
             answers = executor.execute_many([(c.tool, c.arguments, about[c.doc_id]) for c in chunk])
             for candidate, answer in zip(chunk, answers, strict=True):
                 context.count(candidate.tool, "candidates")
+                if answer.error_kind not in UNREADABLE_KINDS:
+                    context.count(candidate.tool, "samples_parsed", candidate.sample_count)
                 if answer.error_kind is None:
                     context.count(candidate.tool, "executed")
+                    context.count(candidate.tool, "samples_executed", candidate.sample_count)
                 else:
                     context.count(candidate.tool, f"error:{answer.error_kind}")
                 yield extend(

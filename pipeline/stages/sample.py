@@ -71,21 +71,33 @@ def run(documents: list[Document], context: Context) -> Iterator[Candidate]:
     )
     with context.progress(sum(len(d.tools) for d in documents), "documents") as bar:
         for tool in config.tool_names:
-            offered = sum(tool in d.tools and bool(encoded[n].ids) for n, d in enumerate(documents))
-            own = [
-                n
-                for n in used
-                if tool in documents[n].tools and _fits(tool, encoded[n].ids, context)
-            ]
-            context.count(tool, "documents", offered)
-            if len(own) < offered:
-                context.count(tool, "too_long_for_model", offered - len(own))
-                log.warning(
-                    "%s: %d of %d documents with their prompt are longer than the %d tokens that "
-                    "the model reads and are left out; lower `corpus.max_words`",
-                    *(tool, offered - len(own), offered, lm.max_length),
-                )
+            offered = [n for n, d in enumerate(documents) if tool in d.tools]
+            own = [n for n in offered if n in plain and _fits(tool, encoded[n].ids, context)]
+            _count_documents(tool, offered, own, encoded, context)
             yield from _sample_tool(tool, own, documents, encoded, plain, context, bar.update)
+
+
+def _count_documents(
+    tool: str,
+    offered: list[int],
+    own: list[int],
+    encoded: list[EncodedDocument],
+    context: Context,
+) -> None:
+    """Count which documents of a tool the model can read together with the prompt."""
+    empty = sum(not encoded[n].ids for n in offered)
+    too_long = len(offered) - empty - len(own)
+    context.count(tool, "documents", len(offered))
+    context.count(tool, "fitting_documents", len(own))
+    if empty:
+        context.count(tool, "no_tokens", empty)
+    if too_long:
+        context.count(tool, "too_long_for_model", too_long)
+        log.warning(
+            "%s: %d of %d documents with their prompt are longer than the %d tokens that the "
+            "model reads and are left out; lower `corpus.max_words`",
+            *(tool, too_long, len(offered), context.language_model().max_length),
+        )
 
 
 def _fits(tool: str, ids: list[int], context: Context) -> bool:
@@ -240,9 +252,9 @@ def _draw(
     draw = sample_hidden if hidden else sample_rows
     sampled = draw(lm, prompt, batch, rows, settings, mask_of) if rows else []
     context.count(tool, "samples", len(sampled))
+    context.count(tool, "tokens", sum(item.tokens for item in sampled))
     for item in sampled:
-        if item.reason is not None:
-            context.count(tool, item.reason)
+        context.count(tool, item.reason or "closed")
     return sampled
 
 

@@ -41,6 +41,9 @@ ERROR_KINDS: dict[str, str] = {
 # Failures that say nothing about the arguments: never cached, so that a later run tries again.
 TRANSIENT_KINDS = frozenset({"timeout", "crash", "network", "unavailable", "refused", "exception"})
 
+# Failures of arguments that the tool could not read at all.
+UNREADABLE_KINDS = frozenset({"bad_arguments", "syntax"})
+
 
 class ToolError(Exception):
     """A failure of a tool: data for the pipeline, an observation for an agent.
@@ -50,7 +53,7 @@ class ToolError(Exception):
 
     def __init__(self, kind: str, message: str) -> None:
         if kind not in ERROR_KINDS:
-            raise ValueError(f"unknown error kind {kind!r}; allowed: {', '.join(ERROR_KINDS)}")
+            raise ValueError(f"unknown error kind {kind!r}. Allowed: {', '.join(ERROR_KINDS)}")
         super().__init__(kind, message)
         self.kind = kind
         self.message = message
