@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,28 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.bench import agent, ingest, print_bench, run_bench, sample, score, train
+from pipeline.bench import agent, gpu, ingest, print_bench, run_bench, sample, score, train
 from pipeline.bench.measure import Comparison, Rate, compare, rates
 from pipeline.cli import main
 from pipeline.errors import ConfigError
+from pipeline.stages import score as stage
 
 BASELINES = {
     "ingest": ["datasets.load_dataset and map"],
     "sample": ["generate", "generate_batch"],
-    "score": ["three unbatched passes", "padded batch", "the same without gain_floor"],
+    "score": [
+        "three unbatched passes",
+        "padded batch",
+        "the same without gain_floor",
+        "sample, execute and score without gain_floor",
+    ],
     "train": ["transformers.Trainer, padded batches"],
     "agent": ["one after the other"],
 }
 SIZES: dict[str, tuple[int, int | None]] = {
     "ingest": (10, None),
     "sample": (1, 24),
-    "score": (1, 30),
+    "score": (1, None),
     "train": (4, 20),
     "agent": (3, 4),
 }
@@ -125,16 +132,17 @@ def test_positions_that_are_off_by_one_are_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_losses_that_are_off_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = score.losses
+    real = stage.losses
     monkeypatch.setattr(
-        score, "losses", lambda *a, **o: [[v + 1e-3 for v in own] for own in real(*a, **o)]
+        stage, "losses", lambda *a, **o: [[v + 1e-3 for v in own] for own in real(*a, **o)]
     )
     assert [row["agrees"] for row in bench("score")["comparisons"][:2]] == [False, False]
 
 
 def test_pruning_that_loses_a_call_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score, "TAU_F", -5.0)  # everything is kept, but what the floor has dropped
-    assert [row["agrees"] for row in bench("score")["comparisons"]] == [True, True, False]
+    # everything is kept, but what the floor has dropped
+    monkeypatch.setattr(score, "_tau_f", lambda context: -5.0)
+    assert [row["agrees"] for row in bench("score")["comparisons"]] == [False, False, False, False]
 
 
 def test_training_that_sees_other_texts_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +193,46 @@ def test_ratio_is_ours_over_theirs() -> None:
     ours = tuple(Rate(rate, 1.0) for rate in (2.0, 8.0, 3.0))
     three = Comparison("x", ours, (Rate(1.0, 1.0),) * 3, True).as_dict()
     assert (three["ratio_min"], three["ratio_median"], three["ratio_max"]) == (2.0, 3.0, 8.0)
+
+
+# -- the bench of a card, on a CPU ----------------------------------------------------------------
+
+
+def test_every_step_of_the_gpu_bench_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["--rehearse"]) == 0
+    out = capsys.readouterr().out
+    assert "rehearsal on a CPU" in out and ": agrees" in out
+    for row in ("bf16 product", "score", "sample", "train"):
+        assert row in out
+    if not torch.cuda.is_available():
+        assert gpu.main([]) == 2
+        assert "no CUDA device answers" in capsys.readouterr().err
+
+
+def test_the_gpu_bench_sees_a_wrong_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, calls = gpu.three_losses, []
+
+    def wrong(*arguments: Any, **options: Any) -> list[float]:
+        calls.append(1)
+        return [loss + 0.01 * (len(calls) == 2) for loss in real(*arguments, **options)]
+
+    monkeypatch.setattr(gpu, "three_losses", wrong)
+    assert gpu.main(["--rehearse"]) == 1
+    assert "DISAGREES" in capsys.readouterr().out
+
+
+def test_the_gpu_bench_keeps_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def endless(*_: Any) -> tuple[str, str]:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # as if the time were over now
+        while True:
+            pass
+
+    monkeypatch.setattr(gpu, "_sampling", endless)
+    assert gpu.main(["--rehearse"]) == 1
+    out = capsys.readouterr().out
+    assert f"stopped after {gpu.LIMIT_S} s" in out
+    assert "score" in out and "generate_batch" not in out

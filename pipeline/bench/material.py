@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.lm.checkpoint import load_model
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.tokens import EncodedDocument, encode_document
-from pipeline.records import stable_hash
+from pipeline.records import Document, stable_hash
 
 CORPUS = Path("data/corpus")
 PROMPTS = Path("data/prompts")
@@ -59,3 +59,23 @@ def encoded(lm: LanguageModel, count: int, tokens: int | None) -> list[EncodedDo
 def load(model: str) -> tuple[Any, Any]:
     """Load (model, tokenizer): a folder, a hub id, or `tiny` (made on the spot)."""
     return load_model(Model(path=model))
+
+
+def documents(lm: LanguageModel, count: int, tokens: int | None) -> list[Document]:
+    """The same texts as records for the stages."""
+    found: list[Document] = []
+    source = texts()
+    while len(found) < count:
+        text = next(source)
+        ids, starts = encode_document(lm.tokenizer, text)
+        while tokens is not None and len(ids) <= tokens:
+            text = f"{text} {next(source)}"
+            ids, starts = encode_document(lm.tokenizer, text)
+        cut = text if tokens is None else text[: starts[tokens]].rstrip()
+        doc_id = stable_hash("bench", cut)
+        found.append(
+            Document(
+                doc_id=doc_id, text=cut, date=None, url=None, source="bench", tools=["Calculator"]
+            )
+        )
+    return found

@@ -1,17 +1,22 @@
-"""Bench `score`: the three losses of every candidate against passes with all logits.
+"""Bench `score`: the stage on real candidates against passes with all logits.
 
-Work of one run: L_i(eps), L_i(e(c, eps)) and L_i(e(c, r)) for the candidates of some documents.
-Nothing is pruned, so all paths compute the same numbers; what `gain_floor` saves on top of that
-(calls that cannot pass lose their other pass) is the last comparison, with the kept calls compared.
-The ceiling is a bare forward pass of the
-trunk over as many tokens in rows of one length.
+The candidates are what stages `sample` and `execute` make of some texts with the settings of
+configs/quickstart.yaml. Ours is one plain pass per text and stage `score`, where a call that cannot
+reach `gain_floor` any more gets no further pass. The baselines make three whole passes for every
+candidate. All have to agree on each loss that ours computes and on the kept calls. The last two
+comparisons say what pruning saves. The ceiling is a bare forward pass of the trunk over as many
+tokens in rows of one length.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,179 +24,210 @@ import torch
 from pipeline.bench import material
 from pipeline.bench.measure import compare, document, growth, rates
 from pipeline.calls import call_pieces, empty_call_pieces
+from pipeline.config import load_config
+from pipeline.context import Context, closing_resources
+from pipeline.errors import WorkError
 from pipeline.lm.forward import Budget, LanguageModel, right_padded
-from pipeline.lm.loss import (
-    LossRequest,
-    loss_weights,
-    losses,
-    plain_losses,
-    weighted_loss,
-)
-from pipeline.lm.tokens import EncodedDocument, context_token, encode_piece, encode_pieces
+from pipeline.lm.loss import loss_weights, plain_losses, weighted_loss
+from pipeline.lm.tokens import context_token, encode_document, encode_piece, encode_pieces
+from pipeline.records import Document, ExecutedCall, ScoredCall
+from pipeline.shards import RunFolder
+from pipeline.stages import execute, sample, score
 
-POSITIONS, CALLS = 3, 2  # candidates per document: different calls at each of some positions
+CONFIG = Path("configs/quickstart.yaml")
+TOOL = "Calculator"
 TOLERANCE = 1e-4
-FLOOR, TAU_F = 0.2, 0.3  # configs/quickstart.yaml
-PRUNED = "the same without gain_floor"
-BUDGET = 4096
+WITHOUT_FLOOR = "the same without gain_floor"
+WITHOUT_PRUNING = "sample, execute and score without gain_floor"
 ROWS_AT_ONCE = 8  # of the padded batch: its logits are what limits it
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A call with its result, at a position of a document."""
+class Passes:
+    """What a path without sharing does for a call: its text, its place, and the three prefixes."""
 
     text: Sequence[int]
     position: int
-    without: Sequence[int]  # context token + e(c, eps) + separator
-    with_result: Sequence[int]
-
-    def losses_wanted(self, first: Sequence[int]) -> list[Sequence[int]]:
-        return [first, self.without, self.with_result]
+    prefixes: tuple[Sequence[int], Sequence[int], Sequence[int]]  # none, call, result
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; `documents` 1 and a whole bundled text by default."""
-    lm = LanguageModel(*material.load(model))
-    count = documents or 1
-    many = material.encoded(lm, 16 * count, tokens)
-    docs = many[:count]
-    context = context_token(lm.tokenizer)
-    first = [] if context is None else [context]
-    wanted = candidates(lm, docs, first)
-    paths: dict[str, Callable[[], list[float]]] = {
-        "three unbatched passes": lambda: _unbatched(lm, wanted, first),
-        "padded batch": lambda: _padded(lm, wanted, first),
-    }
-    truth = three_losses(lm, docs, wanted)
-    agrees = {name: _close(path(), truth) for name, path in paths.items()}
+    """Measure; 3 whole bundled texts by default."""
+    count = documents or 3
+    with _surroundings(model) as context:
+        lm = context.language_model()
+        many = material.documents(lm, 16 * count, tokens)
+        texts = many[:count]
+        calls = _sampled_and_run(many, context)
+        own = _of(calls, texts)
+        if not own:
+            raise WorkError(f"no call came out of {count} texts; give more with --documents")
+        work = [_passes(call, texts, context) for call in own]
+        ours = _scored(own, texts, context)
+        whole = _scored(own, texts, without_floor(context))
+        naive = {
+            "three unbatched passes": lambda: _unbatched(lm, work),
+            "padded batch": lambda: _padded(lm, work),
+        }
+        tau_f = _tau_f(context)
+        agrees = {name: _agrees(ours, path(), tau_f) for name, path in naive.items()}
+
+        def stage() -> float:
+            return len(_scored(own, texts, context))
+
+        comparisons = compare(
+            stage,
+            {name: (lambda path=path: len(path())) for name, path in naive.items()},  # type: ignore[misc]
+            agrees,
+            pairs,
+        )
+        comparisons += compare(
+            stage,
+            {WITHOUT_FLOOR: lambda: len(_scored(own, texts, without_floor(context)))},
+            {WITHOUT_FLOOR: _kept(ours, tau_f) == _kept(whole, tau_f)},
+            pairs,
+        )
+        comparisons += _without_pruning(texts, context, tau_f, pairs)
+        return document(
+            "score",
+            comparisons,
+            _ceiling_share(own, ours, texts, context, pairs),
+            growth(
+                lambda n: _scored(_of(calls, many[:n]), many[:n], context),
+                [count, 4 * count, 16 * count],
+            ),
+        )
+
+
+# -- ours ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _surroundings(model: str) -> Iterator[Context]:
+    """The stages' surroundings in a folder that goes away."""
+    settings = [("model.path", model), ("score.null_share", "0.0"), ("execute.cache", "false")]
+    config = load_config(CONFIG, settings)
+    config = dataclasses.replace(config, tools=tuple(t for t in config.tools if t["name"] == TOOL))
+    with tempfile.TemporaryDirectory() as folder:
+        context = Context(config, RunFolder(Path(folder)), "bench", "")
+        with closing_resources(context):
+            yield context
+
+
+def without_floor(context: Context) -> Context:
+    """The same surroundings, where nothing is pruned."""
+    config = dataclasses.replace(context.config, gain_floor=None)
+    return dataclasses.replace(context, config=config)
+
+
+def _sampled_and_run(texts: list[Document], context: Context) -> list[ExecutedCall]:
+    candidates = list(sample.run(texts, context))
+    done = list(execute.run(candidates, texts, context))
+    return [call for call in done if call.result is not None]
+
+
+def _of(calls: Sequence[ExecutedCall], texts: Sequence[Document]) -> list[ExecutedCall]:
+    wanted = {text.doc_id for text in texts}
+    return [call for call in calls if call.doc_id in wanted]
+
+
+def _scored(calls: list[ExecutedCall], texts: list[Document], context: Context) -> list[ScoredCall]:
+    """Stage `score`, with the plain pass over every text that stage `sample` makes."""
+    lm, config = context.language_model(), context.config
+    plain_losses(
+        lm,
+        context_token(lm.tokenizer),
+        [encode_document(lm.tokenizer, text.text)[0] for text in texts],
+        loss_weights(config.score.horizon),
+        budget=Budget(config.sample.token_budget),
+    )
+    return list(score.run(calls, texts, {}, context))
+
+
+def _tau_f(context: Context) -> float:
+    tau_f = context.config.select.tau_of(TOOL)
+    assert isinstance(tau_f, float), f"{CONFIG}: a plain number is needed"
+    return tau_f
+
+
+def _kept(found: Sequence[ScoredCall], tau_f: float) -> list[str]:
+    return [own.call_id for own in found if own.gain is not None and own.gain >= tau_f]
+
+
+def _without_pruning(
+    texts: list[Document], context: Context, tau_f: float, pairs: int
+) -> list[Any]:
+    """Three stages with and without the bound: the kept calls have to be the same."""
+
+    def stages(own: Context) -> list[ScoredCall]:
+        return list(score.run(_sampled_and_run(texts, own), texts, {}, own))
+
+    whole = without_floor(context)
+    same = _kept(stages(context), tau_f) == _kept(stages(whole), tau_f)
 
     def ours() -> float:
-        return len(three_losses(lm, docs, wanted)) / 3
+        stages(context)
+        return len(texts)
 
-    def pruned() -> float:
-        _kept_with_floor(lm, docs, wanted)
-        return len(wanted)
+    def theirs() -> float:
+        stages(whole)
+        return len(texts)
 
-    comparisons = compare(
-        ours,
-        {name: (lambda path=path: len(path()) / 3) for name, path in paths.items()},  # type: ignore[misc]
-        agrees,
-        pairs,
-    )
-    same = _kept_with_floor(lm, docs, wanted) == _kept(truth)
-    comparisons += compare(pruned, {PRUNED: ours}, {PRUNED: same}, pairs)
-    grown = {n: candidates(lm, many[:n], first) for n in (count, 4 * count, 16 * count)}
-    return document(
-        "score",
-        comparisons,
-        _ceiling_share(lm, docs, wanted, pairs),
-        growth(lambda n: three_losses(lm, many[:n], grown[n]), list(grown)),
-    )
+    return compare(ours, {WITHOUT_PRUNING: theirs}, {WITHOUT_PRUNING: same}, pairs)
 
 
-def candidates(
-    lm: LanguageModel, documents: Sequence[EncodedDocument], first: Sequence[int]
-) -> list[Candidate]:
-    """Made-up calls spread over every document, each with a result."""
-    separator = encode_piece(lm.tokenizer, "\n")
-    found = []
-    for own in documents:
-        for p in range(POSITIONS):
-            position = (p + 1) * len(own.ids) // (POSITIONS + 1)
-            for c in range(CALLS):
-                a, b = 12 + 7 * p, 3 + c
-                call = ("Calculator", f"{a} * {b}")
-                without = empty_call_pieces(*call, material.SYNTAX)
-                having = call_pieces(*call, str(a * b), material.SYNTAX)
-                prefixes = [
-                    [*first, *encode_pieces(lm.tokenizer, pieces), *separator]
-                    for pieces in (without, having)
-                ]
-                found.append(Candidate(own.ids, position, *prefixes))
-    return found
+# -- baselines -----------------------------------------------------------------------------------
 
 
-def three_losses(
-    lm: LanguageModel,
-    documents: Sequence[EncodedDocument],
-    wanted: Sequence[Candidate],
-    budget: int = BUDGET,
-) -> list[float]:
-    """Three losses per candidate, as the stages compute them."""
-    weights, tokens = loss_weights(), Budget(budget)
-    plain = plain_losses(
-        lm, context_token(lm.tokenizer), [own.ids for own in documents], weights, budget=tokens
-    )
-    of_text = {id(own.ids): losses_T for own, losses_T in zip(documents, plain, strict=True)}
-    requests = [
-        LossRequest(prefix, own.text, [own.position])
-        for prefixes in ([own.without for own in wanted], [own.with_result for own in wanted])
-        for own, prefix in zip(wanted, prefixes, strict=True)
+def _passes(call: ExecutedCall, texts: Sequence[Document], context: Context) -> Passes:
+    lm, config = context.language_model(), context.config
+    first = context_token(lm.tokenizer)
+    start = [] if first is None else [first]
+    syntax = config.call_format.syntax
+    separator = encode_piece(lm.tokenizer, config.score.separator)
+    having = call_pieces(call.tool, call.arguments, str(call.result), syntax)
+    without = empty_call_pieces(call.tool, call.arguments, syntax)
+    (text,) = (own.text for own in texts if own.doc_id == call.doc_id)
+    prefixes = [
+        [*start, *encode_pieces(lm.tokenizer, pieces), *separator] for pieces in (without, having)
     ]
-    found = losses(lm, requests, weights, budget=tokens)
-    without, having = found[: len(wanted)], found[len(wanted) :]
-    return [
-        value
-        for n, own in enumerate(wanted)
-        for value in (float(of_text[id(own.text)][own.position]), without[n][0], having[n][0])
-    ]
+    ids = encode_document(lm.tokenizer, text)[0]
+    return Passes(ids, call.token_index, (start, prefixes[0], prefixes[1]))
 
 
-def _kept(found: Sequence[float]) -> list[int]:
-    """Candidates whose gain reaches tau_f."""
-    threes = zip(found[::3], found[1::3], found[2::3], strict=True)
-    return [n for n, (none, call, result) in enumerate(threes) if min(none, call) - result >= TAU_F]
-
-
-def _kept_with_floor(
-    lm: LanguageModel, documents: Sequence[EncodedDocument], wanted: Sequence[Candidate]
-) -> list[int]:
-    """The same, where the pass without the result is made only for calls that can still pass."""
-    weights, tokens = loss_weights(), Budget(BUDGET)
-    plain = plain_losses(
-        lm, context_token(lm.tokenizer), [own.ids for own in documents], weights, budget=tokens
-    )
-    of_text = {id(own.ids): losses_T for own, losses_T in zip(documents, plain, strict=True)}
-    none = [float(of_text[id(own.text)][own.position]) for own in wanted]
-    able = [n for n, loss in enumerate(none) if loss >= FLOOR]
-
-    def passes(numbers: Sequence[int], with_result: bool) -> dict[int, float]:
-        requests = [
-            LossRequest(
-                wanted[n].with_result if with_result else wanted[n].without,
-                wanted[n].text,
-                [wanted[n].position],
-            )
-            for n in numbers
-        ]
-        found = losses(lm, requests, weights, budget=tokens)
-        return {n: values[0] for n, values in zip(numbers, found, strict=True)}
-
-    result = passes(able, with_result=True)
-    call = passes([n for n in able if none[n] - result[n] >= FLOOR], with_result=False)
-    return [n for n in call if min(none[n], call[n]) - result[n] >= TAU_F]
+def _agrees(
+    ours: Sequence[ScoredCall], found: Sequence[tuple[float, float, float]], tau_f: float
+) -> bool:
+    """Whether every loss that ours computed is the same, and whether the same calls are kept."""
+    kept = []
+    for own, losses in zip(ours, found, strict=True):
+        known = zip((own.loss_none, own.loss_call, own.loss_result), losses, strict=True)
+        if any(a is not None and abs(a - b) > TOLERANCE for a, b in known):
+            return False
+        if min(losses[:2]) - losses[2] >= tau_f:
+            kept.append(own.call_id)
+    return kept == _kept(ours, tau_f)
 
 
 @torch.inference_mode()
-def _unbatched(lm: LanguageModel, wanted: Sequence[Candidate], first: Sequence[int]) -> list[float]:
+def _unbatched(lm: LanguageModel, work: Sequence[Passes]) -> list[tuple[float, float, float]]:
     """Three full passes per candidate, one after the other, with the logits of every token."""
     found = []
-    for own in wanted:
-        for prefix in own.losses_wanted(first):
+    for own in work:
+        for prefix in own.prefixes:
             ids = torch.tensor([[*prefix, *own.text]], device=lm.device)
             logits = lm.model(ids).logits[0]
             found.append(_from_logits(logits, ids[0], len(prefix) + own.position))
-    return found
+    return _threes(found)
 
 
 @torch.inference_mode()
-def _padded(lm: LanguageModel, wanted: Sequence[Candidate], first: Sequence[int]) -> list[float]:
+def _padded(lm: LanguageModel, work: Sequence[Passes]) -> list[tuple[float, float, float]]:
     """Padded batches in the order of the candidates, with the logits of every token."""
     rows = [
         ([*prefix, *own.text], len(prefix) + own.position)
-        for own in wanted
-        for prefix in own.losses_wanted(first)
+        for own in work
+        for prefix in own.prefixes
     ]
     found = []
     for start in range(0, len(rows), ROWS_AT_ONCE):
@@ -201,7 +237,11 @@ def _padded(lm: LanguageModel, wanted: Sequence[Candidate], first: Sequence[int]
         logits = lm.model(ids, attention_mask=mask).logits
         for n, (row, at) in enumerate(part):
             found.append(_from_logits(logits[n, : len(row)], ids[n, : len(row)], at))
-    return found
+    return _threes(found)
+
+
+def _threes(values: Sequence[float]) -> list[tuple[float, float, float]]:
+    return list(zip(values[::3], values[1::3], values[2::3], strict=True))
 
 
 def _from_logits(logits_LV: torch.Tensor, ids_L: torch.Tensor, at: int) -> float:
@@ -212,29 +252,42 @@ def _from_logits(logits_LV: torch.Tensor, ids_L: torch.Tensor, at: int) -> float
     return weighted_loss(own[at - 1 : at - 1 + len(weights)].cpu(), weights)
 
 
-def _close(found: Sequence[float], wanted: Sequence[float]) -> bool:
-    return len(found) == len(wanted) and all(
-        abs(a - b) <= TOLERANCE for a, b in zip(found, wanted, strict=True)
-    )
+# -- the ceiling ---------------------------------------------------------------------------------
+
+
+def _lengths(
+    calls: Sequence[ExecutedCall],
+    scored: Sequence[ScoredCall],
+    texts: Sequence[Document],
+    context: Context,
+) -> list[int]:
+    """Tokens of every pass that ours makes; calls with equal prefixes share one."""
+    lm, horizon = context.language_model(), context.config.score.horizon
+    ends: dict[tuple[str, tuple[int, ...]], int] = {}
+    for call, own in zip(calls, scored, strict=True):
+        work = _passes(call, texts, context)
+        _, without, having = work.prefixes
+        for prefix in [having] if own.loss_call is None else [having, without]:
+            end = len(prefix) + min(work.position + horizon, len(work.text))
+            place = (call.doc_id, tuple(prefix))
+            ends[place] = max(end, ends.get(place, 0))
+    plain = [1 + len(encode_document(lm.tokenizer, text.text)[0]) for text in texts]
+    return [*plain, *ends.values()]
 
 
 def _ceiling_share(
-    lm: LanguageModel,
-    documents: Sequence[EncodedDocument],
-    wanted: Sequence[Candidate],
+    calls: list[ExecutedCall],
+    scored: Sequence[ScoredCall],
+    texts: list[Document],
+    context: Context,
     pairs: int,
 ) -> float:
     """Our tokens per second over those of a bare forward pass over as many tokens."""
-    horizon = len(loss_weights())
-    lengths = [1 + len(own.ids) for own in documents]
-    lengths += [
-        len(prefix) + min(own.position + horizon, len(own.text))
-        for own in wanted
-        for prefix in (own.without, own.with_result)
-    ]
+    lm = context.language_model()
+    lengths = _lengths(calls, scored, texts, context)
     total = sum(lengths)
     width = round(total / len(lengths))
-    rows = max(BUDGET // width, 1)
+    rows = max(context.config.score.token_budget // width, 1)
     ids = torch.randint(5, len(lm.tokenizer), (rows, width), device=lm.device)
 
     @torch.inference_mode()
@@ -246,10 +299,10 @@ def _ceiling_share(
         return total
 
     def ours() -> float:
-        three_losses(lm, documents, wanted)
+        _scored(calls, texts, context)
         return total
 
     found = rates({"ours": ours, "bare": bare}, pairs)
     return statistics.median(
-        a.per_cpu_s / b.per_cpu_s for a, b in zip(found["ours"], found["bare"], strict=True)
+        a.per_s / b.per_s for a, b in zip(found["ours"], found["bare"], strict=True)
     )
