@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 CHUNK_LOGITS = 2**24  # logits that exist at the same time: 64 MiB in fp32
+# The gradient of the table is read and written once per chunk, which on a GPU has to be worth it.
+CUDA_CHUNK_LOGITS = 2**26
 
 
 def cross_entropy(
@@ -52,7 +54,8 @@ class _CrossEntropy(torch.autograd.Function):
         grad_bias = (
             torch.zeros_like(bias, dtype=torch.float32) if needed and bias is not None else None
         )
-        chunk = max(CHUNK_LOGITS // table.shape[0], 1)
+        room = CUDA_CHUNK_LOGITS if hidden.is_cuda else CHUNK_LOGITS
+        chunk = max(room // table.shape[0], 1)
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             rows = hidden[part].to(dtype)

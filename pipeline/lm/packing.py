@@ -49,15 +49,6 @@ class Packed:
     weights: Tensor
     tokens: int  # without padding
 
-    def to(self, device: torch.device) -> Packed:
-        return Packed(
-            self.ids.to(device, non_blocking=True),
-            self.positions.to(device, non_blocking=True),
-            self.targets.to(device, non_blocking=True),
-            self.weights.to(device, non_blocking=True),
-            self.tokens,
-        )
-
 
 def make_examples(
     tokenizer: Any,

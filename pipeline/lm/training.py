@@ -5,7 +5,8 @@
 
 Weights and optimiser are fp32; the passes run under bf16 autocast where the device does that well.
 The loss of a step is normalised by the weights of all its targets, so it does not matter how the
-step is cut into micro-batches. The order of the data depends on the seed alone, and the random
+step is cut into micro-batches. What is a target is looked up on the host, so a device is waited for
+once per step. The order of the data depends on the seed alone, and the random
 numbers of a step (dropout) on the seed and the step, so a run that was killed and continued gives
 the same losses as one that was not. Not covered: sharded weights (FSDP).
 """
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from pipeline.config import Finetune
 from pipeline.errors import WorkError
-from pipeline.lm import segments
+from pipeline.lm import liger, segments
 from pipeline.lm.cross_entropy import cross_entropy
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.packing import Example, Packed, epoch_order, pack
@@ -74,28 +75,46 @@ class PackedLoss(nn.Module):
         super().__init__()
         self.model = model
         self.autocast = autocast
+        self.liger = liger.available(model.device) and liger.adopt(model)
         self.split_head = LanguageModel(model, tokenizer).split_head
         self.segments = model.device.type == "cpu" and segments.fits(model)
 
     def forward(self, ids: Tensor, positions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """Sum of weight * -log p(target) in nats; all inputs are (B, L)."""
-        chosen = weights != 0
+        """Sum of weight * -log p(target) in nats; all inputs are (B, L) and may lie on the host."""
+        device = self.model.device
+        places = weights.flatten().nonzero()[:, 0]
+        targets, weights = targets.flatten()[places], weights.flatten()[places]
+        # whether one kernel for targets of one weight will do
+        plain = self.liger and len(weights) > 0 and bool((weights == weights[0]).all())
+        ids, positions = on_device(ids, device), on_device(positions, device)
+        places, targets = on_device(places, device), on_device(targets, device)
+        weights = on_device(weights, device)
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
         # checkpointed layers run again in the backward pass, where the segments are forgotten
         within = self.segments and not _is_checkpointing(self.model)
         with (
-            torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None),
+            torch.autocast(device.type, self.autocast, enabled=self.autocast is not None),
             segments.attending_within(self.model, positions) if within else nullcontext(),
         ):
             if not self.split_head:
-                logits = self.model(**inputs).logits[chosen].float()
-                losses = nn.functional.cross_entropy(logits, targets[chosen], reduction="none")
-                return (losses * weights[chosen]).sum()
-            hidden = self.model.base_model(**inputs).last_hidden_state[chosen]
-        head = self.model.get_output_embeddings()
+                logits = self.model(**inputs).logits.flatten(0, 1).index_select(0, places).float()
+                losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+                return (losses * weights).sum()
+            hidden = self.model.base_model(**inputs).last_hidden_state
+            hidden = hidden.flatten(0, 1).index_select(0, places)
+            head = self.model.get_output_embeddings()
+            bias = getattr(head, "bias", None)
+            if plain:
+                return liger.summed_loss(hidden, head.weight, bias, targets) * weights[0]
         dtype = self.autocast or head.weight.dtype
-        bias = getattr(head, "bias", None)
-        return cross_entropy(hidden, head.weight, bias, targets[chosen], weights[chosen], dtype)
+        return cross_entropy(hidden, head.weight, bias, targets, weights, dtype)
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device; a copy to CUDA is not waited for."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _is_checkpointing(model: Any) -> bool:
@@ -186,7 +205,7 @@ def train(
     )
     loss_of, optimizer = accelerator.prepare(loss_of, optimizer)
 
-    progress = _load_state(folder, model, optimizer, fingerprint, device) or Progress()
+    progress = _load_state(folder, model, optimizer, fingerprint) or Progress()
     budget = settings.tokens_per_micro_batch
     if progress.step == 0 and validation and progress.perplexity_before is None:
         progress.perplexity_before = _perplexity(loss_of, validation, budget, accelerator)
@@ -276,7 +295,7 @@ def _accumulate(
             for index, batch in enumerate(own):
                 last = index == len(own) - 1
                 with nullcontext() if last else accelerator.no_sync(loss_of):
-                    loss = _loss(loss_of, batch.to(accelerator.device))
+                    loss = _loss(loss_of, batch)
                     # gradients are averaged over the processes, the loss is a sum over them
                     accelerator.backward(loss * (accelerator.num_processes / total))
                 summed += loss.detach()
@@ -312,7 +331,7 @@ def _perplexity(loss_of: Any, texts: Texts, budget: int, accelerator: Accelerato
     loss_of.eval()
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     for batch in _share(pack(examples, budget), accelerator):
-        summed += _loss(loss_of, batch.to(accelerator.device)).double()
+        summed += _loss(loss_of, batch).double()
     summed = accelerator.reduce(summed, reduction="sum")
     return math.exp(float(summed) / sum(w for e in examples for w in e.weights))
 
@@ -372,13 +391,11 @@ def _save_state(
     accelerator.wait_for_everyone()
 
 
-def _load_state(
-    folder: Path, model: Any, optimizer: Any, fingerprint: str, device: torch.device
-) -> Progress | None:
+def _load_state(folder: Path, model: Any, optimizer: Any, fingerprint: str) -> Progress | None:
     path = folder / "state.pt"
     if not path.is_file():
         return None
-    state = torch.load(path, map_location=device, weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)
     progress = Progress(**state["progress"])
     best = _best_folder(folder, progress.best_step)
     if state["fingerprint"] != fingerprint or (progress.best_step and not best.is_dir()):
