@@ -1,16 +1,17 @@
 """Bench `sample`: calls drawn over shared keys against `generate` and `generate_batch`.
 
 Ours computes p_i at every position and draws m calls at each of the k best; the baselines get the
-contexts that follow from it and only draw. Batched `generate` draws with the same random numbers
-and ends a row where ours ends it, so it has to write the same calls. `generate_batch` (continuous
-batching with block sharing) has random numbers of its own: it draws as many tokens, and is compared
-greedily beforehand.
+contexts that follow from it and only draw. They are slow, so each pair gives them another document
+(a batch of contexts of nearly one length, which suits them). Batched `generate` draws with the same
+random numbers and ends a row where ours ends it, so it has to write the same calls.
+`generate_batch` (continuous batching with block sharing) has random numbers of its own: it draws as
+many tokens, and is compared greedily beforehand.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,45 +97,53 @@ class Bench:
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; `documents` 1 and a whole bundled text by default."""
+    """Measure; 4 whole bundled texts by default."""
     lm = LanguageModel(*material.load(model))
-    count = documents or 1
+    count = documents or 4
     prompt = encode_prompt(lm, load_prompt(material.PROMPTS, TOOL, material.SYNTAX), fits(lm))
     settings = Settings(0, 1.0, 20, 128, 4096, material.SYNTAX)
     bench = Bench(lm, prompt, settings)
-    docs = material.encoded(lm, count, tokens)
+    many = material.encoded(lm, 16 * count, tokens)
+    docs = many[:count]
     batch, rows, sampled = bench.batch(docs)
     contexts = [bench.context(docs, row) for row in rows]
-    made = _generate(bench, docs, contexts, rows)
-    mean = max(round(sum(len(own) for own in made) / len(made)), 1)
-    plain_agrees = _same_p(bench, docs, batch, rows) and _same_calls(bench, batch, rows, sampled)
+    checked = _same_p(bench, docs, batch, rows) and _same_calls(bench, batch, rows, sampled)
     agrees = {
-        "generate": plain_agrees and _calls(bench, made, settings) == _listed(sampled),
-        "generate_batch": plain_agrees and _greedy_agrees(bench, batch, rows, contexts),
+        "generate": checked,
+        "generate_batch": checked and _greedy_agrees(bench, batch, rows, contexts),
     }
+    slices = _slices(rows)
+
+    def generate() -> float:
+        own = next(slices)
+        made = _generate(bench, docs, [contexts[n] for n in own], [rows[n] for n in own])
+        agrees["generate"] &= _calls(bench, made, settings) == _listed([sampled[n] for n in own])
+        return len(own)
+
+    def continuous() -> float:
+        own = next(slices)
+        mean = max(round(sum(sampled[n].tokens for n in own) / len(own)), 1)
+        return len(generate_batch(lm, [contexts[n] for n in own], mean, sample=True))
 
     def ours() -> float:
         return sum(len(group) for group in bench.ours(docs))
 
-    def generate() -> float:
-        return len(_generate(bench, docs, contexts, rows))
-
-    def continuous() -> float:
-        return len(generate_batch(lm, contexts, mean, sample=True))
-
-    comparisons = compare(
-        ours,
-        {"generate": generate, "generate_batch": continuous},
-        agrees,
-        pairs,
-    )
-    many = material.encoded(lm, 16 * count, tokens)
+    comparisons = compare(ours, {"generate": generate, "generate_batch": continuous}, agrees, pairs)
     return document(
         "sample",
         comparisons,
         None,
         growth(lambda n: bench.ours(many[:n]), [count, 4 * count, 16 * count]),
     )
+
+
+def _slices(rows: Sequence[Row]) -> Iterator[list[int]]:
+    """The rows of one document after the other, each twice (for both baselines), without end."""
+    while True:
+        for doc in sorted({row.doc for row in rows}):
+            own = [n for n, row in enumerate(rows) if row.doc == doc]
+            yield own
+            yield own
 
 
 # -- baselines -----------------------------------------------------------------------------------

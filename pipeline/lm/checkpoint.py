@@ -5,8 +5,10 @@ Not covered: quantised inference; a GGUF file is dequantised into ordinary weigh
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from pipeline.lm.tokens import check_tokenizer, encode_piece
 from pipeline.shards import write_json
 
 _EDGE_BYTES = 1 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 # A marker that is new to the vocabulary starts from the row of the sign it stands for.
 _MARKER_MODEL = {"<API>": " [", "</API>": "]", "→": "->"}
 
@@ -93,6 +96,8 @@ def load_model(settings: Model) -> tuple[Any, Any]:
     Raises ConfigError when the model or its tokenizer is missing or unusable.
     """
     device = pick_device(settings.device)
+    if device.type == "cpu" and sys.platform == "linux":
+        _keep_freed_memory()
     tokenizer = load_tokenizer(settings)
     source, options = locate(settings)
     try:
@@ -104,6 +109,18 @@ def load_model(settings: Model) -> tuple[Any, Any]:
     _forget_quantisation(model)
     model.eval()
     return model.to(device), tokenizer  # type: ignore[arg-type]
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc give freed tensors to the next ones instead of handing them back to the system.
+
+    Every tensor of some megabytes would otherwise come as fresh zeroed pages: with a 135M model on
+    two cores that is a tenth of the CPU time of training.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def load_for_run(config: Config) -> tuple[Any, Any]:
