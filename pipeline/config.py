@@ -8,7 +8,6 @@ the fingerprints that decide what is stale.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.calls import CallSyntax, EmptyResult, Rendering
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, unknown_key
 
 SPEED = {"speed_only": True}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -386,15 +385,12 @@ def _explain(origin: str, raw: Any, error: Any) -> str:
     path = ".".join(str(part) for part in location) or "(top level)"
     value = error.get("input")
     if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-        allowed = _allowed_keys(location[:-1])
-        close = difflib.get_close_matches(str(location[-1]), allowed, 1)
-        hint = f"; did you mean `{close[0]}`?" if close else ""
-        return f"{origin}: unknown key `{path}`{hint} Allowed: {', '.join(allowed)}"
+        return f"{origin}: {unknown_key(path, _allowed_keys(location[:-1]))}"
     if error["type"] in {"missing", "missing_argument"}:
         return f"{origin}: `{path}` is missing"
     if error["type"] == "dataclass_type":
         allowed = _allowed_keys(location)
-        return f"{origin}: `{path}` = {value!r}: Input can be a mapping of {', '.join(allowed)}"
+        return f"{origin}: `{path}` = {value!r}: expected a mapping. Allowed: {', '.join(allowed)}"
     return f"{origin}: `{path}` = {value!r}: {error['msg']}"
 
 
@@ -435,7 +431,8 @@ def _check_together(config: Config, origin: str) -> None:
     try:
         names = config.tool_names
     except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from None
+        lines = str(error).splitlines()
+        raise ConfigError("\n".join(f"{origin}: {line}" for line in lines)) from None
     if len({name.lower() for name in names}) != len(names):
         raise ConfigError(f"{origin}: `tools`: each tool once, found {', '.join(names)}")
     for key, section in (("sample", config.sample.per_tool), ("select", config.select.per_tool)):

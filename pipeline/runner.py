@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from pipeline.report.funnel import build_funnel
 from pipeline.report.page import write_report
 from pipeline.shards import SHARD_FOLDERS, RunFolder, read_json, write_json, write_text
 from pipeline.stages import augment, evaluate, execute, finetune, ingest, sample, score, select
-from pipeline.tools.catalogue import parse_tool_config
+from pipeline.tools.catalogue import mask_inputs, parse_tool_config, pin_servers
 
 log = logging.getLogger(__name__)
 Shards = tuple[int, int]
@@ -179,8 +179,27 @@ def _brief(marker: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hash(*values: Any) -> str:
-    text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
+    text = json.dumps(_without_off(values), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_off(value: Any) -> Any:
+    """Values as JSON, without the settings that are off: None, False, or an empty list or mapping.
+
+    So a setting that a later version adds switched off leaves every fingerprint as it was. Values
+    are not compared with their defaults: another default in the code is another value, and what
+    depends on it is stale. (No setting may have two ways to be off; the tests look at the types.)
+    """
+    if isinstance(value, Mapping):
+        return {key: _without_off(item) for key, item in value.items() if not _is_off(item)}
+    if isinstance(value, list | tuple):
+        return [_without_off(item) for item in value]
+    return value
+
+
+def _is_off(value: Any) -> bool:
+    empty = isinstance(value, Mapping | list | tuple) and not value
+    return value is None or value is False or empty
 
 
 def _files(patterns: Sequence[str | None]) -> list[tuple[str, int, int]]:
@@ -194,9 +213,18 @@ def _files(patterns: Sequence[str | None]) -> list[tuple[str, int, int]]:
 
 
 def fingerprints(config: Config) -> dict[str, str]:
-    """The fingerprint of every stage under this configuration."""
-    tools = [dataclasses.asdict(parse_tool_config(tool)) for tool in config.tools]
-    tool_files = [str(path) for tool in tools for path in tool.get("sources", ())]
+    """The fingerprint of every stage under this configuration.
+
+    It covers the values that can change what the stage writes (not those of speed, nor those that
+    are off: `_without_off`), the files and the model that it reads, and the stage before.
+    """
+    parsed = [parse_tool_config(tool) for tool in config.tools]
+    tools = [dataclasses.asdict(tool) for tool in parsed]
+    searches = [
+        *tools,
+        *(tool["search"] for tool in tools if "search" in tool),
+    ]  # QA has one inside
+    tool_files = [str(path) for search in searches for path in search.get("sources", ())]
     functions = [str(tool.get("function", "")).partition(":")[0] or None for tool in tools]
     syntax = fingerprint_values(config.call_format)
     prompts = [
@@ -219,6 +247,8 @@ def fingerprints(config: Config) -> dict[str, str]:
     }
     # the plain losses of `sample` use the weights of `score`
     own["sample"] += [config.score.horizon, config.score.tail]
+    if config.sample.constrain:
+        own["sample"].append(mask_inputs(parsed))
     found: dict[str, str] = {}
     before = ""
     for name in STAGE_NAMES:
@@ -231,8 +261,9 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 def check(config: Config) -> None:
     """Refuse settings that would only fail later: tools, prompts, device."""
-    for index, tool in enumerate(config.tools):
-        parse_tool_config(tool, f"tools.{index}")
+    tools = [parse_tool_config(tool, f"tools.{n}") for n, tool in enumerate(config.tools)]
+    if config.sample.constrain:
+        pin_servers(tools)  # the masks follow the pinned definitions
     for name in config.tool_names:
         load_prompt(config.prompts, name, config.call_format.syntax)
     pick_device(config.model.device)

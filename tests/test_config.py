@@ -52,11 +52,12 @@ def refusal(raw: dict[str, Any]) -> str:
     ("path", "value", "parts"),
     [
         # unknown keys, at every depth
-        ("sampel", {}, ["unknown key `sampel`", "did you mean `sample`?", "Allowed: name, corpus"]),
+        ("sampel", {}, ["unknown key `sampel`; did you mean `sample`? Allowed: name, corpus"]),
         ("sample.tau", 0.1, ["unknown key `sample.tau`", "`tau_s`", "Allowed: tau_s, k, m"]),
         ("sample.per_tool", {"Calculator": {"kk": 1}},
          ["`sample.per_tool.Calculator.kk`", "did you mean `k`?", "Allowed: tau_s, k, m"]),
         ("corpus.sources.0.txt", "x", ["`corpus.sources.0.txt`", "Allowed: path, dataset"]),
+        ("sample.zzz", 1, ["unknown key `sample.zzz`. Allowed: tau_s, k, m"]),
         ("select.tau_f", {"rate": 0.1}, ["`select.tau_f.rate`", "Allowed: false_keep_rate"]),
         # wrong types
         ("sample.k", "five", ["`sample.k` = 'five'", "valid integer"]),
@@ -65,7 +66,7 @@ def refusal(raw: dict[str, Any]) -> str:
         ("sample.k", None, ["`sample.k` = None", "valid integer"]),
         ("sample.constrain", "yes", ["`sample.constrain` = 'yes'", "valid boolean"]),
         ("name", 3, ["`name` = 3", "valid string"]),
-        ("sample", None, ["`sample` = None", "mapping of tau_s, k, m"]),
+        ("sample", None, ["`sample` = None", "expected a mapping. Allowed: tau_s, k, m"]),
         ("tools", "Calculator", ["`tools` = 'Calculator'"]),
         ("evaluate.questions", "a.jsonl", ["`evaluate.questions` = 'a.jsonl'"]),
         # impossible values
@@ -97,7 +98,9 @@ def refusal(raw: dict[str, Any]) -> str:
         ("sample.numbers", "from_context", ["`sample.numbers: from_context`", "constrain: true"]),
         ("sample.words", "from_context", ["`sample.words: from_context`", "constrain: true"]),
         ("tools.0", {"nam": "x"}, ["`tools.0.name` is missing"]),
-        ("tools.0", {"name": "Calc"}, ["tools.0.name", "'Calc'", "allowed: Calculator, Calendar"]),
+        ("tools.0", {"name": "Calc"}, ["tools.0.name", "'Calc' is no tool. Allowed: Calculator"]),
+        ("tools.0", {"name": "MCP", "a": 1, "b": 1},
+         ["`tools.0.a`", "`tools.0.b`", "tools.0.server"]),
         ("tools.1", {"name": "Calculator"}, ["each tool once", "Calculator, Calculator"]),
         ("sample.per_tool", {"Calc": {"k": 1}},
          ["`sample.per_tool.Calc`", "`tools` has Calculator, Calendar, WikiSearch"]),

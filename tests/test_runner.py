@@ -9,9 +9,10 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ from pipeline.errors import ConfigError, WorkError
 from pipeline.lm.checkpoint import save_checkpoint
 from pipeline.lm.tiny import make_tiny_model
 from pipeline.shards import SHARD_FOLDERS, RunFolder, merge_counts, read_json
+from pipeline.tools import catalogue
 
 ROOT = Path(__file__).parents[1]
 
@@ -276,6 +278,7 @@ def test_a_changed_threshold_redoes_select_and_later_only(
         ({"call_format__empty_result": "bare"}, "ingest"),
         ({"sample__k": 4}, "sample"),
         ({"sample__per_tool": {"Calculator": {"m": 1}}}, "sample"),
+        ({"sample__constrain": False}, "sample"),
         ({"gain_floor": 0.0}, "sample"),
         ({"score__horizon": 4}, "sample"),  # L_i(eps) is computed there
         ({"score__tail": "renormalise"}, "sample"),
@@ -321,6 +324,148 @@ def test_changed_files_are_noticed(raw: dict[str, Any], inputs: Path, tmp_path: 
     assert stale_after(lambda: prompt.write_text(prompt.read_text() + " ")) == "sample"
     assert stale_after(lambda: corpus.write_text(corpus.read_text() + "\n")) == "ingest"
     assert stale_after(lambda: articles.write_text(articles.read_text() + "\n")) == "execute"
+
+
+FUNCTION = '''
+def Rates(currency: str) -> str:
+    """Tells a rate.
+
+    Args:
+        currency: Code of the currency.
+    """
+    return {"CHF": "0.94"}[currency]
+'''
+
+
+def with_tools(raw: dict[str, Any], inputs: Path, folder: Path, *tools: dict[str, Any]) -> Any:
+    """Settings with more tools; their prompts are written."""
+    own = json.loads(json.dumps(raw).replace(str(inputs), str(folder)))
+    shutil.copytree(inputs, folder, dirs_exist_ok=True)
+    own["tools"] += tools
+    for name in parse_config(own).tool_names[3:]:
+        shutil.copy(folder / "prompts/WikiSearch.txt", folder / f"prompts/{name}.txt")
+    return own
+
+
+def first_stale(before: dict[str, str], after: dict[str, str]) -> str | None:
+    return next((name for name in runner.STAGE_NAMES if before[name] != after[name]), None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "constrained"),
+    [
+        ("currency: str", "currency: int", "sample"),
+        ("(currency: str)", "(currency: str, year: int = 2024)", "sample"),
+        ("Code of the currency.", 'A code. (choices: ["CHF", "NOK"])', "sample"),
+        ("\ndef ", "\nfrom typing import Literal as str\n\ndef ", "sample"),
+        ("0.94", "0.95", "execute"),  # no argument has changed
+        ("    return", "    # a comment\n    return", "execute"),
+    ],
+)
+def test_a_changed_signature_redoes_sample_where_masks_follow_it(
+    raw: dict[str, Any], inputs: Path, tmp_path: Path, old: str, new: str, constrained: str
+) -> None:
+    path = tmp_path / "rates.py"
+    path.write_text(FUNCTION)
+    entry = {"name": "Function", "function": f"{path}:Rates"}
+    own = with_tools(raw, inputs, tmp_path / "in", entry)
+    configs = [parse_config(own), changed(own, sample__constrain=False)]
+    before = [runner.fingerprints(config) for config in configs]
+    assert old in FUNCTION
+    path.write_text(FUNCTION.replace(old, new))
+    after = [runner.fingerprints(config) for config in configs]
+    assert first_stale(before[0], after[0]) == constrained
+    assert first_stale(before[1], after[1]) == "execute"
+
+
+def test_changed_articles_of_a_search_within_qa_redo_execute(
+    raw: dict[str, Any], inputs: Path, tmp_path: Path
+) -> None:
+    articles = tmp_path / "in/own.jsonl"
+    search = {"name": "WikiSearch", "sources": [str(articles)], "index": str(tmp_path / "index")}
+    entry = {"name": "QA", "reader": {"kind": "causal", "model": "m"}, "search": search}
+    config = parse_config(with_tools(raw, inputs, tmp_path / "in", entry))
+    articles.write_text("{}\n")
+    before = runner.fingerprints(config)
+    articles.write_text("{}\n{}\n")
+    assert first_stale(before, runner.fingerprints(config)) == "execute"
+
+
+def test_changed_schemas_of_a_server_redo_sample_where_masks_follow_them(
+    raw: dict[str, Any], inputs: Path, tmp_path: Path
+) -> None:
+    lock = tmp_path / "lock.json"
+
+    def pin(argument: dict[str, Any], other: str = "string", description: str = "Echoes.") -> None:
+        schemas = {"echo": argument, "other": {"type": other}}
+        tools = {
+            name: {"description": description, "inputSchema": {"properties": {"a": schema}}}
+            for name, schema in schemas.items()
+        }
+        lock.write_text(json.dumps({"odd": {"hash": "0", "tools": tools}}))
+
+    pin({"type": "string"})
+    entry = {"name": "MCP", "server": "odd", "command": ["x"], "lock": str(lock), "tools": ["e*"]}
+    own = with_tools(raw, inputs, tmp_path / "in", entry)
+    config, free = parse_config(own), changed(own, sample__constrain=False)
+    before, before_free = runner.fingerprints(config), runner.fingerprints(free)
+    pin({"type": "string"}, other="integer", description="Echoes!")
+    assert runner.fingerprints(config) == before  # nothing that a mask depends on
+    for argument in ({"type": "integer"}, {"type": "string", "enum": []}, {}):
+        pin(argument)
+        assert first_stale(before, runner.fingerprints(config)) == "sample"
+        assert runner.fingerprints(free) == before_free
+
+
+# -- settings that a later version adds -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [None, False, [], {}], ids=repr)
+def test_an_added_setting_that_is_off_makes_nothing_stale(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, off: Any
+) -> None:
+    config = parse_config(raw)
+    before, values = runner.fingerprints(config), runner.fingerprint_values
+
+    def added(value: Any) -> dict[str, str]:
+        def more(section: Any) -> dict[str, Any]:
+            own = values(section)
+            return {**own, "added": value} if section is config.score else own
+
+        monkeypatch.setattr(runner, "fingerprint_values", more)
+        return runner.fingerprints(config)
+
+    assert added(off) == before
+    for value in (True, 0, 0.0, "", "free", [None], {"a": 1}, 1.0):  # 0 and "" are values
+        assert first_stale(before, added(value)) == "score", value
+    assert added(off) == before  # and back again
+
+
+def test_another_default_in_the_code_makes_its_stage_stale() -> None:
+    """A value is never left out for being the default: two versions differ in what they write."""
+    for old, new in ((5, 7), (False, True), (None, 5), (5, None), ("free", "from_context"), (0, 1)):
+        assert runner._hash({"k": old, "m": 2}) != runner._hash({"k": new, "m": 2})
+    assert runner._hash({"a": {"b": None}}) == runner._hash({"a": {"b": None, "c": {}}})
+    assert runner._hash({"a": {"b": None}}) != runner._hash({})  # a section is there or it is not
+    assert runner._hash([None, 1]) != runner._hash([1])
+
+
+def test_no_setting_has_two_ways_to_be_off() -> None:
+    def ways(hint: Any) -> set[str]:
+        if get_origin(hint) in (Annotated, UnionType, Union):
+            return {way for argument in get_args(hint) for way in ways(argument)}
+        names = {type(None): "None", bool: "False", tuple: "empty", list: "empty"}
+        names |= {Mapping: "empty", dict: "empty"}
+        return {names[kind] for kind in (get_origin(hint) or hint,) if kind in names}
+
+    seen, waiting = set(), [Config, *catalogue._sections_in(catalogue.ToolConfig)]
+    while waiting:
+        section = waiting.pop()
+        seen.add(section)
+        for name, hint in get_type_hints(section).items():
+            assert len(ways(hint)) <= 1, f"{section.__name__}.{name}: {hint}"
+            waiting += [s for s in catalogue._sections_in(hint) if s not in seen]
+    assert len(seen) > 20
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class ApprovalPolicy:
         for pattern, decision in [*self.rules.items(), ("default", self.default)]:
             if decision not in get_args(Decision):
                 allowed = ", ".join(get_args(Decision))
-                raise ValueError(f"approval.{pattern}: {decision!r}; allowed: {allowed}")
+                raise ValueError(f"approval.{pattern}: {decision!r}. Allowed: {allowed}")
 
     def refusal(self, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """Why the call may not run, or None when it may."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Annotated, Any
+from dataclasses import fields, is_dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, unknown_key
 from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
 from pipeline.tools.calendar import CalendarConfig, build_calendar
 from pipeline.tools.dense import DenseSearch, DenseSearchConfig, build_dense_search
 from pipeline.tools.mcp import MCPConfig, build_mcp_tools, declared_mcp_names
+from pipeline.tools.pins import is_pinned, pinned_tools
 from pipeline.tools.python import Python, PythonConfig
 from pipeline.tools.qa import CausalReaderConfig, Generate, QAConfig, build_qa
 from pipeline.tools.search import WikiSearch, WikiSearchConfig, build_wiki_search
@@ -97,6 +101,55 @@ def declared_names(configs: Sequence[Any]) -> list[str]:
     return names
 
 
+def pin_servers(configs: Sequence[Any]) -> None:
+    """Connect once to the MCP servers that are not pinned, or not as their `accept` says.
+
+    `configs` are config dataclasses. Raises ConfigError as `build_tools` does.
+    """
+    for config in configs:
+        if isinstance(config, MCPConfig) and not is_pinned(
+            Path(config.lock), config.server, config.accept
+        ):
+            close_tools(build_mcp_tools(config))
+
+
+def mask_inputs(configs: Sequence[Any]) -> list[str]:
+    """What the masks of calls depend on, one text for each function and MCP server.
+
+    `configs` are config dataclasses; no tool is built. Of a function it is the file without the
+    bodies of its functions (a type that another function computes is not seen to change), of a
+    server the schemas of the arguments as pinned. The arguments of all other tools are fixed.
+    """
+    found = []
+    for config in configs:
+        match config:
+            case FunctionConfig():
+                found.append(_signatures(Path(config.function.rpartition(":")[0])))
+            case MCPConfig():
+                pinned = pinned_tools(Path(config.lock), config.server)
+                schemas = {
+                    name: definition.get("inputSchema")
+                    for name, definition in pinned.items()
+                    if any(fnmatchcase(name, pattern) for pattern in config.tools)
+                }
+                found.append(json.dumps(schemas, sort_keys=True))
+    return found
+
+
+def _signatures(path: Path) -> str:
+    """A Python file as text, without comments, layout and the bodies of functions."""
+    source = path.read_bytes() if path.is_file() else b""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return repr(source)  # refused when the tool is built
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            documented = ast.get_docstring(node) is not None
+            node.body = node.body[:1] if documented else []
+    return ast.dump(tree)
+
+
 def close_tools(tools: Sequence[Tool]) -> None:
     """End what tools hold open: processes, connections to servers."""
     for tool in tools:
@@ -156,11 +209,44 @@ def _build_function(config: FunctionConfig) -> Tool:
 
 
 def _explain(where: str, detail: dict[str, Any]) -> str:
-    path = ".".join([where, *(str(part) for part in detail["loc"] if part not in TOOL_NAMES)])
+    keys, choices = _locate(detail["loc"])
+    path = ".".join([where, *keys])
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        given = detail.get("input")
-        name = given.get("name") if isinstance(given, dict) else given
-        return f"{where}.name: {name!r} is no tool; allowed: {', '.join(TOOL_NAMES)}"
+        tag, given = detail["ctx"]["discriminator"].strip("'"), detail.get("input")
+        value = given.get(tag) if isinstance(given, dict) else given
+        allowed = ", ".join(getattr(choice, tag) for choice in choices)
+        what = "tool" if tag == "name" else tag
+        return f"{path}.{tag}: {value!r} is no {what}. Allowed: {allowed}"
     if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{path}: unknown key"
+        _, (section,) = _locate(detail["loc"][:-1])
+        return unknown_key(path, [f.name for f in fields(section)])
     return f"{path}: {detail.get('input')!r}: {detail['msg']}"
+
+
+def _locate(location: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    """The keys on the way to a place of an entry, and the dataclasses that can stand there.
+
+    In pydantic's `location` the name of a choice follows the key of what can be chosen.
+    """
+    keys: list[str] = []
+    choices = _sections_in(ToolConfig)
+    for part in location:
+        if len(choices) > 1:
+            choices = [choice for choice in choices if part == _tag(choice)]
+        else:
+            keys.append(str(part))
+            hints = get_type_hints(choices[0]) if choices else {}
+            choices = _sections_in(hints.get(str(part)))
+    return keys, choices
+
+
+def _tag(choice: Any) -> str:
+    tag: str = choice.name if hasattr(choice, "name") else choice.kind
+    return tag
+
+
+def _sections_in(hint: Any) -> list[Any]:
+    """The dataclasses inside a type such as `A | B | None`."""
+    if is_dataclass(hint):
+        return [hint]
+    return [section for argument in get_args(hint) for section in _sections_in(argument)]

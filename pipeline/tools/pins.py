@@ -51,9 +51,21 @@ def check_pins(lock: Path, server: str, definitions: Definitions, accept: str | 
     return found
 
 
+def pinned_tools(lock: Path, server: str) -> dict[str, Any]:
+    """The definitions of a server's tools as pinned, by name; empty when it is not."""
+    tools: dict[str, Any] = _read(lock).get(server, {}).get("tools", {})
+    return tools
+
+
 def pinned_names(lock: Path, server: str) -> list[str]:
     """The tools of a server as pinned; empty when it is not."""
-    return list(_read(lock).get(server, {}).get("tools", {}))
+    return list(pinned_tools(lock, server))
+
+
+def is_pinned(lock: Path, server: str, accept: str | None) -> bool:
+    """Whether a server is pinned, with the definitions that `accept` names if it names any."""
+    entry = _read(lock).get(server)
+    return entry is not None and (not accept or entry["hash"].startswith(accept))
 
 
 def hash_definitions(definitions: Definitions) -> str:

@@ -128,9 +128,45 @@ def test_entries_are_mappings_or_dataclasses():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"name": "Oracle"}, "'Oracle' is no tool; allowed: Calculator, Calendar"),
-        ({}, "None is no tool; allowed: Calculator"),
-        ({"name": "Calculator", "digits": 3}, "digits: unknown key"),
+        (
+            {"name": "Oracle"},
+            r"tools\.2\.name: 'Oracle' is no tool\. Allowed: Calculator, Calendar",
+        ),
+        ({}, r"None is no tool\. Allowed: Calculator"),
+        ({"name": "Calculator", "digits": 3}, r"unknown key `tools\.2\.digits`\. Allowed: name$"),
+        (
+            {"name": "WikiSearch", "title": "x"},
+            r"key `tools\.2\.title`; did you mean `title_field`\?",
+        ),
+        (
+            {"name": "MCP", "server": "a", "command": ["x"], "tool": ["y"]},
+            "mean `tools`\\? Allowed: ",
+        ),
+        (
+            {"name": "QA", "reader": {"kind": "x"}},
+            r"2\.reader\.kind: 'x' is no kind\. Allowed: extr",
+        ),
+        (
+            {"name": "QA", "reader": {"model": "m"}},
+            r"2\.reader\.kind: None is no kind\. Allowed: extr",
+        ),
+        (
+            {"name": "QA", "reader": {"kind": "causal", "model": "m", "devise": "x"}},
+            r"unknown key `tools\.2\.reader\.devise`\. Allowed: model, kind, max_new_tokens$",
+        ),
+        ({"name": "QA", "reader": {"kind": "causal", "model": 3}}, r"tools\.2\.reader\.model: 3: "),
+        (
+            {"name": "QA", "reader": {"kind": "causal", "model": "m"}, "search": {"name": "MT"}},
+            r"search\.name: 'MT' is no tool\. Allowed: WikiSearch, DenseSearch$",
+        ),
+        (
+            {
+                "name": "QA",
+                "reader": {"kind": "causal", "model": "m"},
+                "search": {"name": "WikiSearch", "result": 2},
+            },
+            r"`tools\.2\.search\.result`; did you mean `results`\? Allowed: name, sources, engine",
+        ),
         ({"name": "Calendar", "today": 3}, "today: 3: "),
         ({"name": "Calendar", "today": "soon"}, "'soon' is not an ISO date"),
         ({"name": "WikiSearch", "results": 0}, "results: 0 must be"),
