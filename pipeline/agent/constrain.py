@@ -32,7 +32,9 @@ MAX_THOUGHT = 400  # characters before the call where a turn must be one
 # In brackets of `react`: anything but brackets, and what would be an arrow.
 _SIGN, _EDGE = r"[^\[\]>→\x00-\x1f\x7f]", r"[^\[\]>→\x00-\x20\x7f]"
 _BARE = rf"/{_EDGE}({_SIGN}{{0,150}}{_EDGE})?/"
-_ACTION = r"/(?i:action)[ \t]*[0-9]*[ \t]*\**:/"
+# Where `react.parse` sees an action: a line that begins with it, or the capital word in a line.
+_LINE = r"[ \t]*[*#]*[ \t]*(?i:action)[ \t]*[0-9]*[ \t]*\**:"
+_ACTION = rf"/\n{_LINE}/ | /[^\w\n]Action( [0-9]+)?:/"
 
 
 def turn_grammar(request: Request) -> str | None:
@@ -57,15 +59,18 @@ def _must_call(request: Request) -> bool:
     return request.tool_choice not in ("auto", "none")
 
 
-def _free(marks: Rules, most: int | None = None, never: str = "") -> Rules:
+def _free(request: Request, marks: Rules, begins: str) -> Rules:
     """FREE, text without any of the marks, and for each mark `to_NAME`, the text up to its end.
 
-    `most` bounds the characters; `never` is a terminal for texts that are not free.
+    `begins` is a regular expression with which no free text begins. Where the turn must be a call
+    the text before it is bounded, and holds no stop string.
     """
-    text = "/(?s:.*)/" if most is None else f"/(?s:.{{0,{most}}})/"
-    named = {name.upper(): mark for name, mark in marks.items()}
-    without = [f"/(?s:.*)/ ({' | '.join(named)}) /(?s:.*)/"] if named else []
-    parts = [text, *(f"~({part})" for part in [*without, *filter(None, [never])])]
+    named = {name.upper(): f"({mark})" for name, mark in marks.items()}
+    never, text = list(named), "/(?s:.*)/"
+    if _must_call(request):
+        text = f"/(?s:.{{0,{MAX_THOUGHT}}})/"
+        never += [json.dumps(stop, ensure_ascii=False) for stop in request.stop]
+    parts = [text, f"~(/(?s:.*)/ ({' | '.join(never)}) /(?s:.*)/)", f"~/{begins}(?s:.*)/"]
     heads = {f"to_{name}[lazy]": f"FREE {name.upper()}" for name in marks}
     return {**named, "FREE": " & ".join(parts), **heads}
 
@@ -83,8 +88,8 @@ def _chat(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | 
     if form is not None:
         return f"{calls} | {form}" if offered else form, rules
     # a turn that is one bare object of this kind is read as a call too
-    bare = r'/\s*\{\s*"(name|arguments|parameters)"(?s:.*)/'
-    rules |= _free({"call": '"<tool_call>"'}, never=bare)
+    bare = r'\s*\{\s*"(name|arguments|parameters)"'
+    rules |= _free(request, {"call": '"<tool_call>"'}, bare)
     return ("(to_call rest)* FREE | object" if offered else "FREE"), rules
 
 
@@ -100,10 +105,10 @@ def _react(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules]:
     calls, rules = tool_calls(offered, ("[", "]"), "", _BARE) if offered else ("", {})
     answer = form or f"/{_EDGE}({_SIGN}{{0,200}}{_EDGE})?/"
     ends = [] if must_call and offered else [f'"Finish[" {answer} "]"']
-    act = {"act": r"/\**[ \t]?/ (" + " | ".join([*([calls] if offered else []), *ends]) + ")"}
+    act = {"act": "/ ?/ (" + " | ".join([*([calls] if offered else []), *ends]) + ")"}
     if request.prefix.endswith("Action:"):
         return "act", {**rules, **act}
-    marks, starts = {"action": _ACTION}, ["to_action act"]
+    marks, starts = {"action": _ACTION}, ["to_action act", f"/{_LINE}/ act"]
     if form is not None and not must_call:
         marks["answer"] = "/(?i:final answer)[ \\t]*\\**:/"
         starts.append(f"to_answer / ?/ {form}")
@@ -113,20 +118,15 @@ def _react(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules]:
         starts.append("to_call within")
     if not must_call:
         starts.append("FREE")
-    free = _free(marks, MAX_THOUGHT if must_call else None)
-    return " | ".join(starts), {**rules, **act, **free}
+    return " | ".join(starts), {**rules, **act, **_free(request, marks, _LINE)}
 
 
 def _inline(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | None:
     if not offered:
         return None
     call, rules = tool_calls(offered, ("(", ")"), "")
-    must_call = _must_call(request)
-    free = _free(
-        {"open": '"["', "api": '"<API>"'},
-        MAX_THOUGHT if must_call else None,
-    )
-    start = 'to_open call " ->" | to_api call " →"' + ("" if must_call else " | FREE")
+    free = _free(request, {"open": '"["', "api": '"<API>"'}, r"(\[|<API>)")
+    start = 'to_open call " ->" | to_api call " →"' + ("" if _must_call(request) else " | FREE")
     return start, {**rules, "call": call, **free}
 
 
@@ -134,7 +134,8 @@ def _plain(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] |
     form = _form(request)
     if form is None:
         return None
-    return f"to_answer / ?/ {form} | FREE", _free({"answer": r"/(?i:answer)[ \t]*:/"})
+    answer = r"(?i:answer)[ \t]*:"
+    return f"to_answer / ?/ {form} | FREE", _free(request, {"answer": f"/{answer}/"}, answer)
 
 
 def _direct(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | None:
