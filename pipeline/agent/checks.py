@@ -25,6 +25,9 @@ Guardrail = Callable[[Literal["question", "turn", "observation"], str], str | No
 class OutputForm:
     """The form of the final answer: a JSON Schema, or a regular expression for all of it.
 
+    Every answer is checked; a local policy with `constrain` is also made to write it in this form
+    (`agent.constrain` says in which protocols).
+
     Raises ConfigError when neither or both are given, or when one is not valid itself.
     """
 
