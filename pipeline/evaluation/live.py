@@ -31,7 +31,7 @@ def live_calls(
 
     With `masks` (of the model's tokenizer) a call that has begun cannot be malformed.
     """
-    grammar = live_grammar(executor.specs, syntax)
+    grammar = "" if masks is None else live_grammar(executor.specs, syntax)
     return LiveCalls(
         syntax,
         [spec.name for spec in executor.specs],
