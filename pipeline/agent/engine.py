@@ -10,13 +10,21 @@ from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model
 from pipeline.lm.generation import Generation, generate
 from pipeline.lm.grammar import CallGrammar, RowMask
+from pipeline.lm.kept import LIMIT_BYTES, KeptKeys
 
 
 class Engine:
-    """Batched generation with one loaded model; fits `policies.Generator`."""
+    """Batched generation with one loaded model; fits `policies.Generator`.
 
-    def __init__(self, model: Any, tokenizer: Any, max_rows: int = 64) -> None:
+    The keys of what was read and written stay for the next call, up to `kept_bytes` (0: none): a
+    turn computes what is new in its episode, and instructions are computed once.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, max_rows: int = 64, kept_bytes: int = LIMIT_BYTES
+    ) -> None:
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
+        self.kept = KeptKeys(kept_bytes)
         self._masks: CallGrammar | None = None
 
     def generate(
@@ -39,6 +47,7 @@ class Engine:
             temperature=temperature,
             seed=seed,
             max_rows=self.max_rows,
+            kept=self.kept,
             masks=None if grammars is None else [self._mask(grammar) for grammar in grammars],
         )
 

@@ -1,14 +1,17 @@
 """Bench `agent`: episodes that step together against the same episodes one after the other.
 
-The local policy answers arithmetic questions greedily with the calculator. One after the other is
-measured on a slice of the questions, another one in each pair; all of them are compared turn by
-turn with the batch.
+The local policy answers arithmetic questions greedily in the ReAct form, with the calculator. Both
+sides run through the same engine, which has answered one other question before the clock starts:
+instructions are computed once for its life, by either side. No question is known to it already. One
+after the other is measured on a slice of the questions, another one in each pair; all of them are
+compared turn by turn with the batch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +28,34 @@ from pipeline.tools.executor import Executor
 
 QUESTIONS = Path("data/questions/arithmetic.jsonl")
 SLICE = 8  # every so many-th question is asked alone, in each pair
-STEPS = 2
+STEPS = 3
+NEW_TOKENS = 32
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; 32 episodes of two turns of at most `tokens` (12) new tokens by default."""
-    policy = local_policy(*material.load(model))
-    settings = Settings(limits=Limits(max_steps=STEPS), prefixes=True, max_new_tokens=tokens or 12)
-    tasks = _tasks(documents or 32)
+    """Measure; 32 episodes of up to three turns of at most `tokens` (32) tokens by default."""
+    loaded = material.load(model)
+    limits = Limits(max_steps=STEPS)
+    settings = Settings(limits=limits, prefixes=True, max_new_tokens=tokens or NEW_TOKENS)
+    *tasks, first = _tasks((documents or 32) + 1)
     together: list[Rate] = []
     alone: list[Rate] = []
     agrees = True
     with Executor(build_tools([{"name": "Calculator"}])) as executor:
         for pair in range(pairs):
             chosen = range(pair % SLICE % len(tasks), len(tasks), SLICE)
-            kept: dict[str, list[Any]] = {}
+            said: dict[str, list[Any]] = {}
 
-            def batch(kept: dict[str, list[Any]] = kept) -> float:
-                kept["batch"] = _turns(_run(tasks, policy, executor, settings))
+            def batch(policy: LocalPolicy, said: dict[str, list[Any]] = said) -> float:
+                said["batch"] = _turns(_run(tasks, policy, executor, settings))
                 return len(tasks)
 
-            def single(kept: dict[str, list[Any]] = kept, chosen: range = chosen) -> float:
-                kept["single"] = [
+            def single(
+                policy: LocalPolicy,
+                said: dict[str, list[Any]] = said,
+                chosen: range = chosen,
+            ) -> float:
+                said["single"] = [
                     turns
                     for n in chosen
                     for turns in _turns(_run([tasks[n]], policy, executor, settings))
@@ -55,8 +64,10 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
 
             order = [(batch, together), (single, alone)]
             for work, found in order if pair % 2 == 0 else reversed(order):
-                found.append(timed(work))
-            agrees &= [kept["batch"][n] for n in chosen] == kept["single"]
+                policy = local_policy(*loaded)
+                _run([first], policy, executor, settings)
+                found.append(timed(partial(work, policy)))
+            agrees &= [said["batch"][n] for n in chosen] == said["single"]
     comparison = Comparison(
         "one after the other",
         tuple(together),
@@ -80,7 +91,7 @@ def _tasks(count: int) -> list[Task]:
 def _run(
     tasks: Sequence[Task], policy: LocalPolicy, executor: Executor, settings: Settings
 ) -> list[StrategyResult]:
-    return run_strategy("react", tasks, policy, executor, settings)
+    return run_strategy("react", tasks, policy, executor, settings, family="arithmetic")
 
 
 def _turns(results: Sequence[StrategyResult]) -> list[Any]:

@@ -55,7 +55,8 @@ ALL_ATTENTION_FUNCTIONS.register(_NAME, _attention)
 
 
 @contextmanager
-def _attending(lm: LanguageModel, state: _State) -> Iterator[None]:
+def attending(lm: LanguageModel, state: _State) -> Iterator[None]:
+    """Let `state` compute the attention of all layers."""
     config = lm.model.config
     before = config._attn_implementation
     config._attn_implementation = _NAME
@@ -110,7 +111,7 @@ def prefill(lm: LanguageModel, ids_BL: Tensor, shared: Keys | None) -> tuple[Ten
     start = shared.length if shared else 0
     state = _Prefill(shared)
     positions = torch.arange(start, start + ids_BL.shape[1], device=ids_BL.device)[None]
-    with _attending(lm, state):
+    with attending(lm, state):
         hidden = lm.hidden(ids_BL, position_ids=positions.expand(ids_BL.shape[0], -1))
     return hidden, state.new
 
@@ -166,7 +167,7 @@ class RowDecoder:
         base = torch.tensor(self.slot_limit, device=device) + self.shared.length
         state = _Decode(self, self._grid, lengths)
         ids = torch.tensor(tokens, device=device)[:, None]
-        with _attending(self.lm, state):
+        with attending(self.lm, state):
             hidden = self.lm.hidden(ids, position_ids=(base + lengths)[:, None])
         self.slot_length = [length + 1 for length in self.slot_length]
         return self.lm.logits(hidden[:, -1])

@@ -2,7 +2,8 @@
 
 Column j of a slot holds the keys of the row's token j, so a row is cut back by forgetting its last
 columns and nothing moves when another row comes or goes. Rows in use are always the first ones.
-Works with any causal model of transformers whose layers call `cache.update` with full attention.
+Works with any causal model of transformers whose layers call `cache.update` with full attention;
+most of them can take `shared_slots` instead, which computes less.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class SlotCache:
 
     def __init__(self, lm: LanguageModel, count: int) -> None:
         self.lm, self.count = lm, count
+        self.start = 0  # nothing is shared
         self.lengths: list[int] = []  # tokens stored per row in use
         self.rows = self.columns = torch.empty(0, dtype=torch.long)
         self.width = 0
@@ -64,18 +66,16 @@ class SlotCache:
         self.cache = Cache(layers=list(self.layers))
         self._name = cache_argument(lm.trunk)
 
-    def prefill(self, rows: Sequence[Sequence[int]], shared: Keys | None) -> Tensor:
-        """Add rows (after the shared keys) and return fp32 logits (n, V) for their next token."""
-        hidden, keys = prefill(self.lm, rows, shared)
-        start = shared[0][0].shape[2] if shared else 0
+    def prefill(self, rows: Sequence[Sequence[int]], known: Sequence[None] = ()) -> Tensor:
+        """Add rows and return fp32 logits (n, V) for their next token; none has keys already."""
+        hidden, keys = _prefill(self.lm, rows)
         first = len(self.lengths)
-        self.lengths += [start + len(row) for row in rows]
+        self.lengths += [len(row) for row in rows]
         for layer, (new_k, new_v) in zip(self.layers, keys, strict=True):
             k, v = layer.room(new_k, max(self.lengths) + 1)
             for index, row in enumerate(rows):
-                end = start + len(row)  # what lies beyond is padding
-                k[first + index, :, :end] = new_k[index, :, :end]
-                v[first + index, :, :end] = new_v[index, :, :end]
+                k[first + index, :, : len(row)] = new_k[index, :, : len(row)]
+                v[first + index, :, : len(row)] = new_v[index, :, : len(row)]
         return self.lm.logits(torch.stack([hidden[i, len(row) - 1] for i, row in enumerate(rows)]))
 
     def step(self, tokens: Sequence[int], wanted: Sequence[int]) -> Tensor:
@@ -114,20 +114,13 @@ class SlotCache:
         self.lengths.pop()
 
 
-def prefill(
-    lm: LanguageModel, rows: Sequence[Sequence[int]], shared: Keys | None = None
-) -> tuple[Tensor, Keys]:
-    """Compute rows of ids; returns hidden (n, L, D) and keys that begin with the shared ones."""
+def _prefill(lm: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Keys]:
+    """Compute rows of ids; returns hidden (n, L, D) and their keys."""
     cache = DynamicCache()
-    start = 0
-    if shared:
-        start = shared[0][0].shape[2]
-        for index, (k, v) in enumerate(shared):
-            cache.update(k.expand(len(rows), -1, -1, -1), v.expand(len(rows), -1, -1, -1), index)
     ids = right_padded(rows, lm.device)
-    positions = torch.arange(start, start + ids.shape[1], device=lm.device)[None]
+    positions = torch.arange(ids.shape[1], device=lm.device)[None].expand(len(rows), -1)
     options = {cache_argument(lm.trunk): cache, "use_cache": True}
-    hidden = _forward(lm, ids, position_ids=positions.expand(len(rows), -1), **options)
+    hidden = _forward(lm, ids, position_ids=positions, **options)
     layers: list[Any] = cache.layers
     return hidden, [(layer.keys, layer.values) for layer in layers]
 
