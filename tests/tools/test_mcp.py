@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("mcp")
 
 from pipeline.errors import ConfigError
+from pipeline.tools import mcp as tools_mcp
 from pipeline.tools.approval import ApprovalPolicy
 from pipeline.tools.arguments import parse_arguments, render_arguments
-from pipeline.tools.catalogue import build_tools, declared_names
+from pipeline.tools.calculator import CalculatorConfig
+from pipeline.tools.catalogue import build_tools, declared_names, mask_inputs, pin_servers
 from pipeline.tools.executor import Executor
 from pipeline.tools.mcp import MCPConfig, build_mcp_tools
 from pipeline.tools.pins import DefinitionsChanged
@@ -127,6 +129,22 @@ def test_odd_server_over_http(tmp_path, state, http_server):
         assert time.perf_counter() - start < 20
 
 
+def test_an_event_over_the_limit_is_a_failure_of_its_call(
+    tmp_path, state, http_server, monkeypatch
+):
+    """An answer is held in memory up to a limit and no further; the server stays usable."""
+    assert tools_mcp._MAX_EVENT_BYTES == 64 * 2**20
+    url = f"http://127.0.0.1:{http_server[0]}/mcp"
+    config = odd_config(tmp_path, state, command=(), url=url, timeout_s=20.0)
+    for limit, fits in ((9_000_000, False), (12_000_000, True)):  # its text goes over twice
+        monkeypatch.setattr(tools_mcp, "_MAX_EVENT_BYTES", limit)
+        with Executor(build_mcp_tools(config), retries=0) as executor:
+            huge = executor.execute("odd.stream", "")
+            assert (huge.error_kind is None) == fits, huge.error
+            assert fits or huge.error_kind in {"network", "tool_error"}
+            assert executor.execute("odd.echo", "still here").result == "still here"
+
+
 def test_dead_server_is_started_once_more(tmp_path, state):
     with Executor(build_mcp_tools(odd_config(tmp_path, state))) as executor:
         first = executor.execute("odd.pid", "").result
@@ -163,6 +181,24 @@ def test_definitions_are_pinned_until_accepted(tmp_path, state):
     again = build_mcp_tools(config)  # the lock file holds it now
     assert again[0].spec.description.endswith("password.")
     again[0].close()
+
+
+def test_servers_are_pinned_before_anything_depends_on_them(tmp_path, state):
+    config, lock = odd_config(tmp_path, state), tmp_path / "lock.json"
+    (unknown,) = mask_inputs([config])
+    pin_servers([CalculatorConfig(), config])
+    (known,) = mask_inputs([CalculatorConfig(), config])
+    assert unknown == "{}" and json.loads(known)["echo"]["required"] == ["text"]
+    assert known != mask_inputs([odd_config(tmp_path, state, tools=("h*",))])[0]
+    written = lock.stat().st_mtime_ns
+    pin_servers([odd_config(tmp_path, state, command=("no-such-program-here",))])  # not asked again
+    state.write_text("Now something else.", "utf-8")
+    with pytest.raises(DefinitionsChanged) as raised:
+        build_mcp_tools(config)
+    accept = str(raised.value).rpartition("accept: ")[2].split("`")[0]
+    assert lock.stat().st_mtime_ns == written
+    pin_servers([odd_config(tmp_path, state, accept=accept)])
+    assert "Now something else." in lock.read_text("utf-8")
 
 
 def test_definition_changed_behind_a_restart_stops_the_run(tmp_path, state):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 
 state = Path(sys.argv[1])
 server = MCPServer("odd")
@@ -39,6 +40,15 @@ async def freeze(seconds: float) -> str:
 @server.tool()
 def huge() -> str:
     """Returns five megabytes."""
+    return "0123456789" * 500_000
+
+
+@server.tool()
+async def stream(context: Context) -> str:
+    """Says that it begins, so that over HTTP an event of five megabytes follows, not a document."""
+    await context.session.send_progress_notification(
+        "none", 0.0, related_request_id=context.request_id
+    )
     return "0123456789" * 500_000
 
 
