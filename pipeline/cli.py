@@ -113,14 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--tool", help="only this tool")
     show.add_argument("--reason", help="only calls with this reason, e.g. kept, lookahead_leak")
     show.add_argument("--sort", default="gain", help="column to sort by, largest first")
-    show.add_argument("-n", type=int, default=10, help="how many")
+    show.add_argument("-n", type=_positive, default=10, help="how many")
     show.add_argument("--call", help="one call by its id (or the start of it)")
     _json(show)
     report = _add(verbs, "report", _report, "write report.html again")
     report.add_argument("run_dir", type=Path)
     export = _add(verbs, "export", _export, "write the augmented texts in another form")
     export.add_argument("run_dir", type=Path)
-    export.add_argument("--format", required=True)
+    export.add_argument("--format", required=True, help="jsonl, parquet or chat-messages")
     export.add_argument("--output", "-o", type=Path, help="file (default: in the run folder)")
     diff = _add(verbs, "diff", _diff, "what two runs keep differently, and which settings differ")
     diff.add_argument("run_a", type=Path)
@@ -384,11 +384,12 @@ def _wanted(folder: Any) -> dict[str, str] | None:
 
 
 def _show(args: Any) -> None:
-    from pipeline.report.rows import show_rows
+    from pipeline.report.rows import show_rows, what_there_is
     from pipeline.report.terminal import print_calls
 
+    folder = _existing(args.run_dir)
     rows = show_rows(
-        _existing(args.run_dir),
+        folder,
         tool=args.tool,
         reason=args.reason,
         sort=args.sort,
@@ -396,6 +397,10 @@ def _show(args: Any) -> None:
         call=args.call,
     )
     _print_json(rows) if args.json else print_calls(rows)
+    if not rows and not args.json:
+        print("calls of this run:")
+        for tool, reasons in what_there_is(folder).items():
+            print(f"  {tool}: {', '.join(f'{reason} {n:,}' for reason, n in reasons.items())}")
 
 
 def _report(args: Any) -> None:
@@ -405,9 +410,12 @@ def _report(args: Any) -> None:
 
 
 def _export(args: Any) -> None:
-    from pipeline.report.export import export_run
+    from pipeline.report.export import describe_export, export_run
 
-    print(export_run(_existing(args.run_dir), args.format, args.output))
+    folder = _existing(args.run_dir)
+    path = export_run(folder, args.format, args.output)
+    print(path)
+    print(describe_export(folder, args.format, path), file=sys.stderr)
 
 
 def _diff(args: Any) -> None:
@@ -512,10 +520,15 @@ def _agent_parse(args: Any) -> None:
 
 
 def _generate(args: Any) -> None:
+    from rich.console import Console
+
     from pipeline.evaluation.live import generate_text
+    from pipeline.report.stream import GenerationStream
     from pipeline.report.terminal import print_generation
     from pipeline.tools.executor import Executor
 
+    live = sys.stdout.isatty() and not args.json
+    stream = GenerationStream(args.prompt, Console()) if live else None
     executor = None
     if args.tools or args.config:
         executor = Executor(_tool_list(args.config, args.tools))
@@ -529,9 +542,12 @@ def _generate(args: Any) -> None:
         enabled=not args.no_calls,
         constrain=args.constrain,
         executor=executor,
+        on_text=stream.on_text if stream else None,
     )
     if args.json:
         _print_json({"prompt": args.prompt, **dataclasses.asdict(made)})
+    elif stream:
+        stream.finish(made)
     else:
         print_generation(args.prompt, made)
 

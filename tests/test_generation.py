@@ -291,6 +291,23 @@ def naive(model: Any, tokenizer: Any, prompt: str, calls: LiveCalls, length: int
     return decode_piece(tokenizer, context[-1], new)
 
 
+def test_text_is_told_while_it_is_written(caller: Any, tokenizer: Any, executor: Executor) -> None:
+    told: list[list[tuple[str, int]]] = [[] for _ in QUESTIONS]
+
+    def on_text(index: int, text: str, calls: Any) -> None:
+        told[index].append((text, len(calls)))
+
+    options: dict[str, Any] = {"max_new_tokens": 12, "calls": live(executor)}
+    made = generate(caller, tokenizer, QUESTIONS, on_text=on_text, **options)
+    silent = generate(caller, tokenizer, QUESTIONS, **options)
+    assert [own.text for own in made] == [own.text for own in silent]
+    for generation, so_far in zip(made, told, strict=True):
+        assert len(generation.calls) == 1 and len({text for text, _ in so_far}) > 2
+        for text, calls in so_far:
+            assert generation.text.startswith(text.rstrip("\ufffd"))
+            assert ("[" in text) == (calls == 1)  # nothing of a call before its result is in
+
+
 def test_a_call_is_made_and_its_result_used(caller: Any, tokenizer: Any, executor: Any) -> None:
     made = generate(caller, tokenizer, QUESTIONS, max_new_tokens=12, calls=live(executor))
     for generation, arguments, answer in zip(made, ARGUMENTS, ANSWERS, strict=True):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.calls import CallSyntax
 from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model, read_extra
-from pipeline.lm.generation import Generation, LiveCalls, generate
+from pipeline.lm.generation import Generation, LiveCalls, MadeCall, generate
 from pipeline.lm.grammar import CallGrammar, live_grammar
 from pipeline.tools.catalogue import build_tools
 from pipeline.tools.executor import Executor
@@ -57,12 +57,14 @@ def generate_text(
     device: str = "auto",
     executor: Executor | None = None,
     constrain: bool = False,
+    on_text: Callable[[int, str, Sequence[MadeCall]], object] | None = None,
 ) -> Generation:
     """Continue a prompt with the model in a folder, calling the tools that it was trained with.
 
     `callsieve.json` beside the weights names syntax, tools, `call_k` and `max_calls`; without it
     (or without tools in it) the text is plain. `constrain` makes malformed calls impossible;
-    `executor` replaces the tools of the checkpoint.
+    `executor` replaces the tools of the checkpoint;
+    `on_text` is told of the text as it is written (`generation.generate`).
     Raises ConfigError when the model or one of its tools cannot be loaded.
     """
     model, tokenizer = load_model(Model(path=model_path, device=device))
@@ -71,6 +73,7 @@ def generate_text(
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "seed": seed,
+        "on_text": on_text,
     }
     if not extra.get("syntax") or not (extra.get("tools") or executor):
         if constrain:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, WorkError
 from pipeline.report.rows import run_config
-from pipeline.shards import RunFolder
+from pipeline.shards import RunFolder, add_counts
 
 FORMATS = {
     "jsonl": "export.jsonl",
@@ -54,6 +54,21 @@ def export_run(folder: RunFolder, form: str, output: Path | None = None) -> Path
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def describe_export(folder: RunFolder, form: str, path: Path) -> str:
+    """Say what a written file holds, and how it is loaded."""
+    files = sorted((folder.stage("augment") / "data").glob("*.parquet"))
+    counts: dict[str, int] = {}
+    for file in files:
+        add_counts(counts, {file.name.split("-")[0]: pq.read_metadata(file).num_rows})
+    rows = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    kind, loader = ("Parquet", "parquet") if form == "parquet" else ("JSON Lines", "json")
+    what = "`messages` and `tools` per text" if form == "chat-messages" else "a text per row"
+    return (
+        f"{sum(counts.values()):,} rows ({rows}; column `split`), {kind}, {what}\n"
+        f'load it: datasets.load_dataset("{loader}", data_files="{path}")'
+    )
 
 
 def dataset_table(folder: RunFolder) -> pa.Table:

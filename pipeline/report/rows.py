@@ -87,6 +87,19 @@ def _chosen(
     return table
 
 
+def what_there_is(folder: RunFolder) -> dict[str, dict[str, int]]:
+    """How many calls a run has: per tool and reason (`not selected yet` before `select`)."""
+    table = calls_table(folder)
+    if table is None:
+        return {}
+    if "reason" not in table.column_names:
+        table = table.append_column("reason", pa.array(["not selected yet"] * table.num_rows))
+    found: dict[str, dict[str, int]] = {}
+    for row in table.group_by(["tool", "reason"]).aggregate([([], "count_all")]).to_pylist():
+        found.setdefault(row["tool"], {})[row["reason"]] = row["count_all"]
+    return {tool: dict(sorted(found[tool].items())) for tool in sorted(found)}
+
+
 def _sorted(table: pa.Table, sort: str) -> pa.Table:
     if sort not in SORTS:
         raise ConfigError(f"--sort {sort}: allowed are {', '.join(SORTS)}")

@@ -1,0 +1,127 @@
+"""What single commands print: text as it is written, counts where nothing matches, exports."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from pipeline.cli import main
+from pipeline.config import dump_config, parse_config
+from pipeline.records import SelectedCall, to_table
+from pipeline.report.stream import GenerationStream
+from pipeline.shards import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run with three selected calls of two tools, and a data set of three texts."""
+    raw = {
+        "name": "small",
+        "corpus": {"sources": [{"path": "c.jsonl"}]},
+        "model": {"path": "tiny"},
+        "tools": [{"name": "Calculator"}, {"name": "Calendar"}],
+    }
+    (tmp_path / "config.yaml").write_text(dump_config(parse_config(raw)))
+    found = RunFolder(tmp_path)
+    calls = [call("Calculator", "kept"), call("Calculator", "kept"), call("Calendar", "conflict")]
+    found.write_part("select", 0, 1, to_table(calls, SelectedCall), {"fingerprint": "f"})
+    data = found.stage("augment") / "data"
+    data.mkdir(parents=True)
+    row: dict[str, Any] = {"id": "1", "text": "a b", "text_augmented": "a b", "calls": []}
+    pq.write_table(pa.Table.from_pylist([row, row]), data / "train-00000-of-00001.parquet")
+    pq.write_table(pa.Table.from_pylist([row]), data / "validation-00000-of-00001.parquet")
+    return found
+
+
+def call(tool: str, reason: str) -> SelectedCall:
+    values: dict[str, Any] = {
+        field.name: None for field in dataclasses.fields(SelectedCall)
+    }  # most columns may be empty
+    values |= {"call_id": f"{tool}{reason}", "doc_id": "d", "tool": tool, "arguments": "1 + 1"}
+    values |= {"char_start": 0, "token_index": 0, "sample_count": 1, "p_api": 0.1}
+    values |= {"loss_none": 1.0, "seconds": 0.0, "cached": False}
+    return SelectedCall(**{**values, "kept": reason == "kept", "reason": reason})
+
+
+def test_show_without_a_match_says_what_there_is(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(folder.path), "--tool", "calendar", "--reason", "kept"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "no call matches",
+        "calls of this run:",
+        "  Calculator: kept 2",
+        "  Calendar: conflict 1",
+    ]
+    assert main(["show", str(folder.path), "--reason", "over_cap", "--json"]) == 0
+    assert capsys.readouterr().out.strip() == "[]"
+
+
+def test_show_wants_a_number_from_one_on(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in ("0", "-3", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["show", str(folder.path), "-n", n])
+        assert f"{n!r} is not a number from 1 on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_export_says_what_it_wrote_and_how_to_load_it(
+    form: str, folder: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["export", str(folder.path), "--format", form]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == str(folder.path / f"export.{form}")  # nothing but the path, for scripts
+    assert "3 rows (2 train, 1 validation; column `split`)" in err
+    expression = err.partition("load it: ")[2].strip().removesuffix(")")
+    loaded = eval(f"{expression}, cache_dir={str(tmp_path / 'cache')!r})", {"datasets": datasets})
+    assert loaded["train"].num_rows == 3
+
+
+def test_a_text_is_shown_as_it_is_written_and_a_call_when_it_is_made() -> None:
+    file = io.StringIO()
+    shown: list[str] = []
+    stream = GenerationStream("so", Console(file=file, width=30))
+
+    def step(text: str, *calls: Any) -> None:
+        stream.on_text(0, text, calls)
+        shown.append(file.getvalue())
+
+    made = SimpleNamespace(
+        tool="Calculator",
+        arguments="1 + 1",
+        result="2",
+        error_kind=None,
+        error=None,
+        start=2,
+        end=28,
+    )
+    text = " a [Calculator(1 + 1) -> 2] b \u00e9."
+    step(" a")
+    step(" a")  # a call has begun
+    step(text[:28], made)
+    step(text[:30] + "\ufffd", made)  # half a character
+    step(text, made)
+    assert shown == ["so a", "so a", "so" + text[:28], "so" + text[:30], "so" + text]
+    stream.finish(SimpleNamespace(text=text, calls=[made]))
+    assert file.getvalue() == f"so{text}\nCalculator(1 + 1) -> 2\n"
+
+
+def test_calls_are_coloured_in_the_stream() -> None:
+    file = io.StringIO()
+    stream = GenerationStream("", Console(file=file, force_terminal=True, color_system="standard"))
+    good = SimpleNamespace(start=1, end=4, error_kind=None)
+    bad = SimpleNamespace(start=5, end=8, error_kind="timeout")
+    stream.on_text(0, "a[b] [c] d", [good, bad])
+    assert file.getvalue() == "a\x1b[1;32m[b]\x1b[0m \x1b[1;31m[c]\x1b[0m d"
