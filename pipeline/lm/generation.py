@@ -20,8 +20,10 @@ from torch import Tensor
 
 from pipeline.calls import CallSyntax, call_pieces, read_sample
 from pipeline.lm.forward import LanguageModel, by_budget
+from pipeline.lm.kept import Kept, KeptKeys
 from pipeline.lm.noise import gumbel, sample_key
-from pipeline.lm.slots import Keys, SlotCache, prefill
+from pipeline.lm.shared_slots import SharedSlots, shares
+from pipeline.lm.slots import SlotCache
 from pipeline.lm.tokens import (
     context_token,
     decode_piece,
@@ -32,7 +34,10 @@ from pipeline.lm.tokens import (
 
 MALFORMED, NEVER_CLOSED = "malformed", "never_closed"
 _TO_END = 1024  # tokens beyond its length that a text may take to end what its grammar has open
-_SHARE_FROM = 16  # a common beginning of the prompts shorter than this is not worth sharing
+_PADDING = 0.1  # share of padding that a large batch of prompts may have
+
+
+Slots = SharedSlots | SlotCache
 
 
 class Executed(Protocol):
@@ -161,6 +166,7 @@ def generate(
     calls: LiveCalls | None = None,
     max_rows: int = 64,
     share_prefix: bool = True,
+    kept: KeptKeys | None = None,
     masks: Sequence[TokenMask | None] | None = None,
     on_done: Callable[[int, Generation], object] = lambda index, generation: None,
     on_text: Callable[[int, str, Sequence[MadeCall]], object] | None = None,
@@ -171,7 +177,9 @@ def generate(
     are. `max_new_tokens` counts the tokens of text: those of calls are limited by
     `LiveCalls.max_call_tokens`. Stop strings are looked for in the text after the last call. Each
     prompt draws from its own random numbers: `seed` is one per prompt, or one for all (then
-    combined with the index). A common beginning of the prompts is computed once.
+    combined with the index). A common beginning of the prompts is computed once. `kept` holds the
+    keys of earlier calls and takes those of this one: what a prompt shares with an earlier text is
+    not computed again. Texts do not depend on it.
 
     `on_text(index, text, calls)` is told after every token what a prompt's text is so far, up to
     the call that is being written; the last of it comes with `on_done`.
@@ -195,8 +203,9 @@ def generate(
     training = model.training
     model.eval()
     try:
+        kept = KeptKeys(limit_bytes=0) if kept is None else kept
         decoder = _Decoder(
-            LanguageModel(model, tokenizer),
+            kept.language_model(model, tokenizer),
             max_new_tokens,
             tuple(stop),
             temperature,
@@ -204,7 +213,7 @@ def generate(
             on_done,
             on_text,
         )
-        decoder.run(rows, max_rows, share_prefix)
+        decoder.run(rows, max_rows, kept if share_prefix else None)
     finally:
         model.train(training)
     done = [row.done for row in rows]
@@ -251,53 +260,67 @@ class _Decoder:
         self.eos = _eos_ids(lm)
         self.room = _context_length(lm.model.config.get_text_config())
 
-    def run(self, rows: list[_Row], max_rows: int, share_prefix: bool) -> None:
+    def run(self, rows: list[_Row], max_rows: int, kept: KeptKeys | None) -> None:
         waiting = []
         for row in sorted(rows, key=lambda row: len(row.prompt)):
             if len(row.prompt) >= self.room or self.max_new_tokens < 1:
                 self._finish(row, "context" if self.max_new_tokens else "length")
             else:
                 waiting.append(row)
-        shared, shared_length = self._shared(waiting) if share_prefix else (None, 0)
-        slots = SlotCache(self.lm, min(max_rows, len(waiting)))
+        if not waiting:
+            return
+        if not shares(self.lm):
+            kept = None
+        base, shared = kept.beginning([row.prompt for row in waiting]) if kept else (None, 0)
+        slots = self._slots(min(max_rows, len(waiting)), base, shared)
         active: list[_Row] = []
         while waiting or active:
             free = slots.count - len(active)
             if waiting and (not active or free >= max(slots.count // 4, 1)):
                 new = [waiting.pop() for _ in range(min(free, len(waiting)))]
-                for group in by_budget([len(row.prompt) - shared_length for row in new], 4096):
-                    own = [new[i] for i in group]
-                    logits = slots.prefill([row.prompt[shared_length:] for row in own], shared)
-                    active += own
-                    self._choose(own, logits, slots, active)
+                self._admit(new, slots, active, kept)
             else:
                 fed = [row.pending.pop(0) for row in active]
                 wanted = [i for i, row in enumerate(active) if not row.pending]
                 logits = slots.step(fed, wanted)
                 self._choose([active[i] for i in wanted], logits, slots, active)
             for place in range(len(active) - 1, -1, -1):
-                if active[place].done is not None:
+                row = active[place]
+                if row.done is not None:
+                    if kept and kept.limit_bytes and isinstance(slots, SharedSlots):
+                        ids = (row.prompt + row.new)[: slots.lengths[place]]
+                        kept.add(Kept(ids, slots.keys(place), base, shared))
                     slots.remove(place)
                     active[place] = active[-1]
                     active.pop()
 
-    def _shared(self, rows: Sequence[_Row]) -> tuple[Keys | None, int]:
-        """The keys of the longest common beginning of all prompts, where it is worth it."""
-        if len(rows) < 2:
-            return None, 0
-        first, last = min(row.prompt for row in rows), max(row.prompt for row in rows)
-        length = 0
-        limit = min(len(row.prompt) for row in rows) - 1
-        while length < limit and first[length] == last[length]:
-            length += 1
-        if length < _SHARE_FROM:
-            return None, 0
-        return prefill(self.lm, [first[:length]])[1], length
+    def _slots(self, count: int, base: Kept | None, shared: int) -> Slots:
+        if not shares(self.lm):
+            return SlotCache(self.lm, count)
+        return SharedSlots(self.lm, count, base.between(0, shared) if base else None)
+
+    def _admit(
+        self, rows: Sequence[_Row], slots: Slots, active: list[_Row], kept: KeptKeys | None
+    ) -> None:
+        """Compute what is new of the prompts, those of similar length together."""
+        found = [kept.find(row.prompt[:-1]) if kept else (None, 0) for row in rows]
+        known = [max(length, slots.start) for _, length in found]
+        new = [len(row.prompt) - length for row, length in zip(rows, known, strict=True)]
+        for group in by_budget(new, 4096, _PADDING):
+            texts = [found[i][0] for i in group]
+            keys = [
+                text.between(slots.start, known[i]) if text else None
+                for i, text in zip(group, texts, strict=True)
+            ]
+            own = [rows[i] for i in group]
+            logits = slots.prefill([rows[i].prompt[known[i] :] for i in group], keys)
+            active += own
+            self._choose(own, logits, slots, active)
 
     # -- the next token -------------------------------------------------------------------------
 
     def _choose(
-        self, rows: Sequence[_Row], logits_BV: Tensor, slots: SlotCache, active: list[_Row]
+        self, rows: Sequence[_Row], logits_BV: Tensor, slots: Slots, active: list[_Row]
     ) -> None:
         if not rows:
             return
@@ -345,7 +368,7 @@ class _Decoder:
             and len(row.calls) < calls.max_calls
         )
 
-    def _take(self, row: _Row, token: int, slots: SlotCache, place: int) -> None:
+    def _take(self, row: _Row, token: int, slots: Slots, place: int) -> None:
         """Append a token that the model chose and do what follows from it."""
         row.sampled += 1
         if token in self.eos:
@@ -368,7 +391,7 @@ class _Decoder:
         if row.done is None and len(row.prompt) + len(row.new) >= self.room:
             self._finish(row, "context")
 
-    def _in_call(self, row: _Row, slots: SlotCache, place: int) -> None:
+    def _in_call(self, row: _Row, slots: Slots, place: int) -> None:
         assert self.calls is not None and self.opening is not None and row.call_start is not None
         written = row.new[row.call_start :]
         text = decode_piece(self.tokenizer, self.opening, written)
@@ -382,7 +405,7 @@ class _Decoder:
             self._give_up(row, NEVER_CLOSED)
 
     def _make(
-        self, row: _Row, tool: str, arguments: str, text: str, slots: SlotCache, place: int
+        self, row: _Row, tool: str, arguments: str, text: str, slots: Slots, place: int
     ) -> None:
         """Run a complete call and insert its result and the closing delimiter."""
         assert self.calls is not None and row.call_start is not None
@@ -475,7 +498,8 @@ def _eos_ids(lm: LanguageModel) -> set[int]:
 def _context_length(config: Any) -> int:
     """How many tokens the model can read; a sliding window counts as the end of that."""
     limits = [getattr(config, "max_position_embeddings", None)]
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+    layers = getattr(config, "layer_types", None)  # without them the window is that of all layers
+    if layers is None or "sliding_attention" in layers:
         limits.append(getattr(config, "sliding_window", None))
     known = [int(limit) for limit in limits if limit]
     return min(known) if known else 1 << 30
