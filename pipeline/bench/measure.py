@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ def rates(paths: Mapping[str, Timed], pairs: int) -> dict[str, list[Rate]]:
         turn = pair % len(names)
         for name in names[turn:] + names[:turn]:
             found[name].append(timed(paths[name]))
+            print(f"pair {pair + 1}: {name}: {found[name][-1].per_s:.3g}/s", file=sys.stderr)
     return found
 
 

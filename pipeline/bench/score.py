@@ -3,14 +3,15 @@
 The candidates are what stages `sample` and `execute` make of some texts with the settings of
 configs/quickstart.yaml. Ours is one plain pass per text and stage `score`, where a call that cannot
 reach `gain_floor` any more gets no further pass. The baselines make three whole passes for every
-candidate. All have to agree on each loss that ours computes and on the kept calls. The last two
-comparisons say what pruning saves. The ceiling is a bare forward pass of the trunk over as many
-tokens in rows of one length.
+candidate; they are slow, so each pair gives them the calls of another text. All have to agree on
+each loss that ours computes and on the kept calls. The last two comparisons say what pruning saves.
+The ceiling is a bare forward pass of the trunk over as many tokens in rows of one length.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from pipeline.bench import material
-from pipeline.bench.measure import compare, document, growth, rates
+from pipeline.bench.measure import Comparison, compare, document, growth, rates
 from pipeline.calls import call_pieces, empty_call_pieces
 from pipeline.config import load_config
 from pipeline.context import Context, closing_resources
@@ -65,19 +66,23 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
         work = [_passes(call, texts, context) for call in own]
         ours = _scored(own, texts, context)
         whole = _scored(own, texts, without_floor(context))
-        naive = {
-            "three unbatched passes": lambda: _unbatched(lm, work),
-            "padded batch": lambda: _padded(lm, work),
-        }
         tau_f = _tau_f(context)
-        agrees = {name: _agrees(ours, path(), tau_f) for name, path in naive.items()}
+        naive = {"three unbatched passes": _unbatched, "padded batch": _padded}
+        agrees = dict.fromkeys(naive, True)
+        slices = _slices(own)
+
+        def path(name: str) -> float:
+            chosen = next(slices)
+            found = naive[name](lm, [work[n] for n in chosen])
+            agrees[name] &= _agrees([ours[n] for n in chosen], found, tau_f)
+            return len(chosen)
 
         def stage() -> float:
             return len(_scored(own, texts, context))
 
         comparisons = compare(
             stage,
-            {name: (lambda path=path: len(path())) for name, path in naive.items()},  # type: ignore[misc]
+            {name: (lambda name=name: path(name)) for name in naive},  # type: ignore[misc]
             agrees,
             pairs,
         )
@@ -87,7 +92,7 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
             {WITHOUT_FLOOR: _kept(ours, tau_f) == _kept(whole, tau_f)},
             pairs,
         )
-        comparisons += _without_pruning(texts, context, tau_f, pairs)
+        comparisons.append(_without_pruning(texts, context, tau_f, pairs))
         return document(
             "score",
             comparisons,
@@ -156,24 +161,22 @@ def _kept(found: Sequence[ScoredCall], tau_f: float) -> list[str]:
 
 def _without_pruning(
     texts: list[Document], context: Context, tau_f: float, pairs: int
-) -> list[Any]:
-    """Three stages with and without the bound: the kept calls have to be the same."""
+) -> Comparison:
+    """Three stages with and without the bound, text by text: the kept calls have to be the same."""
 
-    def stages(own: Context) -> list[ScoredCall]:
-        return list(score.run(_sampled_and_run(texts, own), texts, {}, own))
+    surroundings = {"ours": context, WITHOUT_PRUNING: without_floor(context)}
+    turns = {name: itertools.cycle(texts) for name in surroundings}
+    kept: dict[str, list[str]] = {name: [] for name in surroundings}
 
-    whole = without_floor(context)
-    same = _kept(stages(context), tau_f) == _kept(stages(whole), tau_f)
+    def stages(name: str) -> float:
+        own, text = surroundings[name], next(turns[name])
+        found = list(score.run(_sampled_and_run([text], own), [text], {}, own))
+        kept[name] += _kept(found, tau_f)
+        return 1
 
-    def ours() -> float:
-        stages(context)
-        return len(texts)
-
-    def theirs() -> float:
-        stages(whole)
-        return len(texts)
-
-    return compare(ours, {WITHOUT_PRUNING: theirs}, {WITHOUT_PRUNING: same}, pairs)
+    found = rates({name: (lambda name=name: stages(name)) for name in surroundings}, pairs)  # type: ignore[misc]
+    same = kept["ours"] == kept[WITHOUT_PRUNING]
+    return Comparison(WITHOUT_PRUNING, tuple(found["ours"]), tuple(found[WITHOUT_PRUNING]), same)
 
 
 # -- baselines -----------------------------------------------------------------------------------
@@ -193,6 +196,15 @@ def _passes(call: ExecutedCall, texts: Sequence[Document], context: Context) -> 
     ]
     ids = encode_document(lm.tokenizer, text)[0]
     return Passes(ids, call.token_index, (start, prefixes[0], prefixes[1]))
+
+
+def _slices(calls: Sequence[ExecutedCall]) -> Iterator[list[int]]:
+    """The calls of one text after the other, each twice (for both baselines), without end."""
+    while True:
+        for doc_id in dict.fromkeys(call.doc_id for call in calls):
+            chosen = [n for n, call in enumerate(calls) if call.doc_id == doc_id]
+            yield chosen
+            yield chosen
 
 
 def _agrees(
