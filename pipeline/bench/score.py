@@ -53,8 +53,8 @@ class Passes:
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; 3 whole bundled texts by default."""
-    count = documents or 3
+    """Measure; a whole bundled text by default."""
+    count = documents or 1
     with _surroundings(model) as context:
         lm = context.language_model()
         many = material.documents(lm, 16 * count, tokens)
