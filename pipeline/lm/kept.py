@@ -95,7 +95,7 @@ class KeptKeys:
         while held > self.limit_bytes:
             held -= self.texts.pop(0).keys.nbytes
 
-    def beginning(self, prompts: Sequence[Sequence[int]]) -> tuple[Kept | None, int]:
+    def beginning(self, prompts: Sequence[list[int]]) -> tuple[Kept | None, int]:
         """What all prompts begin with, as a text that can be a base, and how many of its tokens.
 
         What is not kept of it yet is computed; a prompt alone takes what there is.

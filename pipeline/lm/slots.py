@@ -66,8 +66,8 @@ class SlotCache:
         self.cache = Cache(layers=list(self.layers))
         self._name = cache_argument(lm.trunk)
 
-    def prefill(self, rows: Sequence[Sequence[int]], known: Sequence[None] = ()) -> Tensor:
-        """Add rows and return fp32 logits (n, V) for their next token; none has keys already."""
+    def prefill(self, rows: Sequence[Sequence[int]], known: Any = None) -> Tensor:
+        """Add rows and return fp32 logits (n, V) for their next token; none is `known` in part."""
         hidden, keys = _prefill(self.lm, rows)
         first = len(self.lengths)
         self.lengths += [len(row) for row in rows]
