@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 Rules = dict[str, str]
 
-MAX_THOUGHT = 400  # characters before the call where a turn must be one
+# A thought before the call where a turn must be one: bounded, and with no sign of which the marks
+# of a turn and the stop strings are made.
+_THOUGHT = r"/[^\n\[\]:<>→\x00-\x1f\x7f-]{0,200}/"
 # In brackets of `react`: anything but brackets, and what would be an arrow.
 _SIGN, _EDGE = r"[^\[\]>→\x00-\x1f\x7f]", r"[^\[\]>→\x00-\x20\x7f]"
 _BARE = rf"/{_EDGE}({_SIGN}{{0,150}}{_EDGE})?/"
@@ -56,21 +58,17 @@ def _offered(request: Request) -> list[ToolSpec]:
 
 
 def _must_call(request: Request) -> bool:
-    return request.tool_choice not in ("auto", "none")
+    return request.tool_choice not in ("auto", "none") and request.tools != ()
 
 
-def _free(request: Request, marks: Rules, begins: str) -> Rules:
+def _free(marks: Rules, begins: str) -> Rules:
     """FREE, text without any of the marks, and for each mark `to_NAME`, the text up to its end.
 
-    `begins` is a regular expression with which no free text begins. Where the turn must be a call
-    the text before it is bounded, and holds no stop string.
+    `begins` is a regular expression with which no free text begins.
     """
     named = {name.upper(): f"({mark})" for name, mark in marks.items()}
-    never, text = list(named), "/(?s:.*)/"
-    if _must_call(request):
-        text = f"/(?s:.{{0,{MAX_THOUGHT}}})/"
-        never += [json.dumps(stop, ensure_ascii=False) for stop in request.stop]
-    parts = [text, f"~(/(?s:.*)/ ({' | '.join(never)}) /(?s:.*)/)", f"~/{begins}(?s:.*)/"]
+    mark = f"/(?s:.*)/ ({' | '.join(named)}) /(?s:.*)/"
+    parts = ["/(?s:.*)/", f"~({mark})", f"~/{begins}(?s:.*)/"]
     heads = {f"to_{name}[lazy]": f"FREE {name.upper()}" for name in marks}
     return {**named, "FREE": " & ".join(parts), **heads}
 
@@ -83,13 +81,13 @@ def _chat(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | 
     rules = {"object": " | ".join(objects)} if offered else {}
     rules |= {"rest": r'/\n?/ object /\n?/ "</tool_call>"'} if offered else {}
     calls = r'"<tool_call>" rest (/\n?/ "<tool_call>" rest){0,3}'
-    if _must_call(request) and offered:
+    if _must_call(request):
         return calls, rules
     if form is not None:
         return f"{calls} | {form}" if offered else form, rules
     # a turn that is one bare object of this kind is read as a call too
     bare = r'\s*\{\s*"(name|arguments|parameters)"'
-    rules |= _free(request, {"call": '"<tool_call>"'}, bare)
+    rules |= _free({"call": '"<tool_call>"'}, bare)
     return ("(to_call rest)* FREE | object" if offered else "FREE"), rules
 
 
@@ -104,30 +102,32 @@ def _react(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules]:
     form, must_call = _form(request), _must_call(request)
     calls, rules = tool_calls(offered, ("[", "]"), "", _BARE) if offered else ("", {})
     answer = form or f"/{_EDGE}({_SIGN}{{0,200}}{_EDGE})?/"
-    ends = [] if must_call and offered else [f'"Finish[" {answer} "]"']
+    ends = [] if must_call else [f'"Finish[" {answer} "]"']
     act = {"act": "/ ?/ (" + " | ".join([*([calls] if offered else []), *ends]) + ")"}
     if request.prefix.endswith("Action:"):
         return "act", {**rules, **act}
+    if must_call:
+        return f'"Thought:"? {_THOUGHT} "\\nAction:" act', {**rules, **act}
     marks, starts = {"action": _ACTION}, ["to_action act", f"/{_LINE}/ act"]
-    if form is not None and not must_call:
+    if form is not None:
         marks["answer"] = "/(?i:final answer)[ \\t]*\\**:/"
         starts.append(f"to_answer / ?/ {form}")
     if request.inline_calls and offered:
         inside = tool_calls(offered, ("(", ")"), " ->")
         marks["call"], rules = '"["', {**rules, "within": inside[0]}
         starts.append("to_call within")
-    if not must_call:
-        starts.append("FREE")
-    return " | ".join(starts), {**rules, **act, **_free(request, marks, _LINE)}
+    return " | ".join([*starts, "FREE"]), {**rules, **act, **_free(marks, _LINE)}
 
 
 def _inline(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | None:
     if not offered:
         return None
     call, rules = tool_calls(offered, ("(", ")"), "")
-    free = _free(request, {"open": '"["', "api": '"<API>"'}, r"(\[|<API>)")
-    start = 'to_open call " ->" | to_api call " →"' + ("" if _must_call(request) else " | FREE")
-    return start, {**rules, "call": call, **free}
+    rules["call"] = call
+    if _must_call(request):
+        return f'{_THOUGHT} ("[" call " ->" | "<API>" call " →")', rules
+    free = _free({"open": '"["', "api": '"<API>"'}, r"(\[|<API>)")
+    return 'to_open call " ->" | to_api call " →" | FREE', {**rules, **free}
 
 
 def _plain(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | None:
@@ -135,7 +135,7 @@ def _plain(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] |
     if form is None:
         return None
     answer = r"(?i:answer)[ \t]*:"
-    return f"to_answer / ?/ {form} | FREE", _free(request, {"answer": f"/{answer}/"}, answer)
+    return f"to_answer / ?/ {form} | FREE", _free({"answer": f"/{answer}/"}, answer)
 
 
 def _direct(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | None:

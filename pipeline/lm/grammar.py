@@ -78,6 +78,8 @@ class RowMask:
         """Return a bool tensor (V,), True where the text can go on; EOS where it can end."""
         self._consume(tokens)
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
+        if self.matcher.is_error():
+            raise ConfigError(f"call grammar: {self.matcher.get_error()}")
         return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self.vocabulary]).bool()
 
     def may_end(self, tokens: Sequence[int]) -> bool:
@@ -156,7 +158,7 @@ def text_grammar(tool: str, before: str | None, syntax: CallSyntax) -> str:
 
 def _text(before: str | None, free: str) -> Part:
     if before is None:
-        return "TEXT", {"TEXT": free}
+        return free, {}
     words = re.sub(r"[\[\]()<>\"\\]", " ", before)
     quoted = json.dumps({"substring_words": " ".join(words.split())}, ensure_ascii=False)
     # the words alone would also allow no word at all, and spaces around them
