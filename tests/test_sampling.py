@@ -317,6 +317,11 @@ def test_why_samples_are_lost() -> None:
     assert [(item.arguments, item.reason) for item in found] == [
         ("1", None), (None, "never_closed"), (None, "malformed"), (None, "malformed"),
     ]  # fmt: skip
+    drawn = [item.tokens for item in found]
+    assert drawn[:2] == [len(encode_piece(lm.tokenizer, texts[0])), settings.max_new_tokens]
+    # a malformed one ends with the token that shows it: `Calen`, and what follows `)`
+    shown = [encode_piece(lm.tokenizer, text) for text in texts[2:]]
+    assert all(1 <= n <= len(ids) for n, ids in zip(drawn[2:], shown, strict=True))
 
 
 def test_a_sample_may_end_in_a_token_that_holds_more_than_the_end() -> None:
@@ -366,6 +371,25 @@ def test_counts_add_up(inputs: Path, tmp_path: Path) -> None:
         assert len(mine) == own["candidates"]
         assert sum(call.sample_count for call in mine) == own["merged"] + own["candidates"]
     assert len({call.call_id for call in found}) == len(found)
+
+
+def test_the_tokens_of_lost_samples_count_too(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = tiny.taught_lm("llama", "bytes")
+    drawn: list[Sampled] = []
+
+    def watched(*arguments: Any) -> list[Sampled]:
+        found = sample_rows(*arguments)
+        drawn.extend(found)
+        return found
+
+    monkeypatch.setattr(sample, "sample_rows", watched)
+    _, counts = run_stage(lm, inputs, tmp_path, tiny.documents(), sample={"max_new_tokens": 14})
+    lost = [item for item in drawn if item.reason is not None]
+    assert lost and all(1 <= item.tokens <= 14 for item in drawn)
+    assert sum(own["tokens"] for own in counts.values()) == sum(item.tokens for item in drawn)
+    assert sum(own.get("closed", 0) for own in counts.values()) == len(drawn) - len(lost) > 0
 
 
 def test_counts_do_not_drift_when_memory_runs_out(
