@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +100,7 @@ class Executor:
     def close(self) -> None:
         """Stop the workers, close the cache and every tool that holds something open."""
         if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
+            _stop(self._pool)
             self._pool = None
         if self._cache is not None:
             self._cache.close()
@@ -233,10 +233,11 @@ class Executor:
             return self._run_isolated(tool, arguments, dict(document))
 
     def _run_isolated(self, tool: Tool, arguments: dict[str, Any], document: dict[str, Any]) -> str:
-        future = self._workers().schedule(
-            _run_in_worker, args=(tool, arguments, document), timeout=tool.spec.timeout_s
-        )
+        call = (tool, arguments, document)
         try:
+            future = self._workers().schedule(
+                _run_in_worker, args=call, timeout=tool.spec.timeout_s
+            )
             return future.result()
         except TimeoutError:
             limit = f"{tool.spec.timeout_s:g} s"
@@ -244,9 +245,16 @@ class Executor:
         except ProcessExpired as expired:
             code = f"exit code {expired.exitcode}"
             raise ToolError("crash", f"the worker of {tool.spec.name} died ({code})") from None
+        except BrokenProcessPool:
+            message = f"a worker died before {tool.spec.name} had begun"
+            raise ToolError("crash", message) from None
 
     def _workers(self) -> ProcessPool:
+        """The worker processes; new ones where the last died while no call ran."""
         with self._pool_lock:
+            if self._pool is not None and not self._pool.active:
+                _stop(self._pool)
+                self._pool = None
             if self._pool is None:
                 # Not fork: torch and SQLite may hold threads and locks in this process.
                 context = multiprocessing.get_context("spawn")
@@ -267,6 +275,11 @@ class Executor:
             "attempts": done.attempts,
         }
         self.on_execution(event)
+
+
+def _stop(pool: ProcessPool) -> None:
+    pool.stop()
+    pool.join()
 
 
 def _run_in_worker(tool: Tool, arguments: dict[str, Any], document: dict[str, Any]) -> str:

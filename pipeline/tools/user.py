@@ -62,21 +62,32 @@ class FunctionTool:
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """The function's return value as text: a string as it is, the rest as JSON."""
-        called = load_function(self.path, self.function)
         try:
-            value = called(**arguments)
-        except (Exception, SystemExit) as error:
+            value = load_function(self.path, self.function)(**arguments)
+            text = _as_text(value)
+        except BaseException as error:  # also what would end the process: it is the worker's
             log.info("%s raised", self.spec.name, exc_info=True)
-            message = f"{self.spec.name}: {type(error).__name__}: {error}"
+            message = f"{self.spec.name}: {type(error).__name__}: {_words_of(error)}"
             raise ToolError("exception", message) from None
         if value is None:
             raise ToolError("no_result", f"{self.spec.name} returned nothing")
-        if isinstance(value, str):
-            return value
-        try:
-            return json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError):
-            return str(value)
+        return text
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return str(value)  # of a class of their own too
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be made)"
 
 
 def build_function(config: FunctionConfig) -> FunctionTool:

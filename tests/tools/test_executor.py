@@ -16,7 +16,7 @@ from pipeline.tools.executor import Executor
 from pipeline.tools.user import FunctionConfig, build_function
 
 SOURCE = '''
-import os, sys, time
+import os, sys, threading, time
 
 def misbehave(how: str) -> str:
     """
@@ -42,7 +42,26 @@ def misbehave(how: str) -> str:
         return None
     if how == "pid":
         return str(os.getpid())
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "wordless":
+        raise Wordless
+    if how == "long number":
+        return 10**6000
+    if how == "nested":
+        value = []
+        for _ in range(100_000):
+            value = [value]
+        return value
+    if how == "huge":
+        return "x" * 5_000_000
+    if how == "late":
+        threading.Timer(0.1, os._exit, (3,)).start()
     return how
+
+class Wordless(Exception):
+    def __str__(self):
+        raise ValueError
 '''
 
 
@@ -202,8 +221,21 @@ def test_misbehaving_functions_cost_one_call_each(misbehaving, capfd):
         assert raised.error_kind == "exception" and "KeyError" in raised.error
         assert "[" not in raised.error and "\n" not in raised.error
         assert kind("print") == "print"
+        for how in ("interrupt", "wordless", "long number", "nested"):
+            assert kind(how) == "exception", how
+        huge = executor.execute("misbehave", "huge")
+        assert huge.cut and len(huge.result) == misbehaving.spec.result_limit
         assert executor.execute("Calculator", "1+1").result == "2"
     assert "noise" not in capfd.readouterr().out
+
+
+def test_a_worker_that_dies_between_two_calls_is_replaced(misbehaving):
+    with Executor([misbehaving]) as executor:
+        assert executor.execute("misbehave", "late").result == "late"
+        end = time.monotonic() + 20
+        while executor._pool.active and time.monotonic() < end:
+            time.sleep(0.05)
+        assert executor.execute("misbehave", "fine").result == "fine"
 
 
 def test_isolated_calls_run_elsewhere_and_at_the_same_time(misbehaving):
