@@ -8,7 +8,7 @@ import pytest
 import tiny
 from rich.console import Console
 
-from pipeline.agent.command import answer_question, run_question
+from pipeline.agent.command import answer_question, make_policy, run_question
 from pipeline.agent.environments.desks import library_tools
 from pipeline.agent.limits import EXIT_REASONS, Limits
 from pipeline.agent.loop import run_episode
@@ -16,6 +16,7 @@ from pipeline.agent.policies import ScriptedPolicy
 from pipeline.agent.tasks import Task
 from pipeline.agent.toolbox import EnvironmentTools
 from pipeline.agent.trace import TracePrinter
+from pipeline.cli import main
 from pipeline.errors import ConfigError
 
 
@@ -76,3 +77,52 @@ def test_the_trace_on_the_terminal_reads_no_markup_and_sends_no_escapes():
     assert "[bold]x[/bold]" in shown and "\x1b[31mred" not in shown
     assert "call calc(1+1)" in shown
     assert "finished" in shown and "answer: 2" in shown and "2 steps" in shown
+
+
+RUN = ["agent", "run", "no-such-model", "q", "--tools", "Calculator"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-tokens", "0"], ["--max-tokens", "'0'", "from 1 on"]),
+        (["--max-tokens", "many"], ["--max-tokens", "'many'", "from 1 on"]),
+        (["--max-seconds", "-3"], ["--max-seconds", "'-3'", "above 0"]),
+        (["--max-seconds", "nan"], ["--max-seconds", "'nan'", "above 0"]),
+        (["--max-steps", "0"], ["max_steps is 0", "1 or more"]),
+        (["--inline-calls", "--protocol", "chat"], ["--inline-calls", "chat", "react"]),
+        (["--approvals", "no-such.yaml"], ["approvals", "no-such.yaml"]),
+    ],
+)
+def test_bad_options_name_key_value_and_what_is_allowed(options, named, capsys):
+    try:
+        code = main([*RUN, *options])
+    except SystemExit as stopped:  # argparse
+        code = stopped.code
+    said = capsys.readouterr().err
+    assert code == 2 and all(part in said for part in named), said
+
+
+def test_a_policy_file_with_a_bad_decision_is_refused(tmp_path, capsys):
+    file = tmp_path / "approvals.yaml"
+    file.write_text("rules: {git.*: perhaps}\n", encoding="utf-8")
+    assert main([*RUN, "--approvals", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "approvals.yaml" in said and "perhaps" in said and "deny" in said
+
+
+def test_an_address_cannot_be_constrained(capsys):
+    assert main([*RUN[:2], "http://127.0.0.1:9/v1#m", "q", "--constrain"]) == 2
+    assert "--constrain" in capsys.readouterr().err
+
+
+def test_options_reach_the_run(folder, tmp_path, capsys):
+    run = [*RUN[:2], folder, *RUN[3:], "--json"]
+    assert main([*run, "--max-tokens", "1"]) == 1
+    assert json.loads(capsys.readouterr().out)["exit_reason"] == "token_budget"
+    assert main([*run, "--max-seconds", "1e-9"]) == 1
+    assert json.loads(capsys.readouterr().out)["exit_reason"] == "time_budget"
+    main([*run, "--strategy", "act", "--max-steps", "2", "--constrain"])
+    masked = json.loads(capsys.readouterr().out)["runs"][0]
+    assert not masked["flags"].get("parse_failure") and masked["messages"][2]["role"] == "assistant"
+    assert make_policy(folder, "react", True).constrain
