@@ -92,17 +92,32 @@ class _Prefill:
         self.new.k.append(k)
         self.new.v.append(v)
         before = self.shared.length if self.shared else 0
-        if self.shared is not None and before:
-            rows = k.shape[0]
-            k = torch.cat([self.shared.k[layer].expand(rows, -1, -1, -1), k], dim=2)
-            v = torch.cat([self.shared.v[layer].expand(rows, -1, -1, -1), v], dim=2)
+        if self.shared is None or not before:
+            return attend(q, k, v, None, scale)
+        rows, length = k.shape[0], k.shape[2]
+        k = torch.cat([self.shared.k[layer].expand(rows, -1, -1, -1), k], dim=2)
+        v = torch.cat([self.shared.v[layer].expand(rows, -1, -1, -1), v], dim=2)
         if self.mask is None:
-            length = q.shape[2]
             self.mask = torch.ones(length, before + length, dtype=torch.bool, device=q.device)
             self.mask = self.mask.tril(before)
-        return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=self.mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return attend(q, k, v, self.mask, scale)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of q (n, H, L, D) to keys (n, H_kv, S, D): within the mask, or causal (S = L)."""
+    if q.device.type == "cuda":
+        # Of its kernels only flash takes fewer heads of keys, and no mask and no fp32; the one
+        # that takes everything holds all scores.
+        k, v = _for_heads(k, q.shape[1]), _for_heads(v, q.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def _for_heads(k: Tensor, heads: int) -> Tensor:
+    """Repeat keys or values (n, H_kv, S, D) for all query heads."""
+    return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], dim=1)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.lm.forward import LanguageModel, right_padded
-from pipeline.lm.shared_prefix import Unsupported, attending
+from pipeline.lm.shared_prefix import Unsupported, attend, attending
 
 _SPARE = 64  # columns beyond those that the first rows need
 
@@ -153,10 +153,7 @@ def _attend_many(q: Tensor, own: Tensor, shared: Tensor | None, hidden: Tensor) 
         before, after = (part.expand(len(q), -1, -1, -1) for part in shared)
         k, v = torch.cat([before, k], dim=2), torch.cat([after, v], dim=2)
         seen = functional.pad(seen, (before.shape[2], 0), value=True)
-    grouped = q.shape[1] != k.shape[1]
-    return functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, scale=1.0, enable_gqa=grouped
-    )
+    return attend(q, k, v, seen, 1.0)
 
 
 _tried: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
