@@ -84,13 +84,14 @@ def losses(
                 owners.append((index, i))
         row_N, col_N = torch.tensor(places, device=lm.device).T
         target_N = torch.tensor(targets, device=lm.device)
-        logprobs = lm.token_logprobs(hidden_BLD[row_N, col_N], target_N).double().cpu()
+        logprobs = lm.token_logprobs(hidden_BLD[row_N, col_N], target_N).tolist()
         value = dict(zip(owners, logprobs, strict=True))
         for index in batch:
             end = lengths[index] - len(requests[index].prefix)
             for i in requests[index].positions:
                 tokens = [value[index, j] for j in range(i, min(i + horizon, end))]
-                found[index].append(weighted_loss(torch.stack(tokens), weights, tail))
+                own = torch.tensor(tokens, dtype=torch.float64)
+                found[index].append(weighted_loss(own, weights, tail))
             on_done(1)
 
     (budget or Budget(4096)).run(lengths, work, _waste(lm))
