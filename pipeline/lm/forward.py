@@ -77,7 +77,7 @@ class LanguageModel:
             target = targets_N[start : start + chunk]
             picked = logits.gather(1, target[:, None])[:, 0]
             out.append(picked - torch.logsumexp(logits, dim=-1))
-        return torch.cat(out) if out else torch.empty(0)
+        return torch.cat(out) if out else torch.empty(0, device=chosen_ND.device)
 
 
 def right_padded(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> Tensor:

@@ -126,11 +126,15 @@ def plain_losses(
     found: list[Tensor] = [torch.empty(0)] * len(texts)
 
     def work(batch: list[int]) -> None:
-        hidden_BLD = lm.hidden(right_padded([rows[i] for i in batch], lm.device))
-        for row, index in enumerate(batch):
-            length = len(rows[index])
-            targets = torch.tensor(rows[index][1:], device=lm.device)
-            logprobs = lm.token_logprobs(hidden_BLD[row, : length - 1], targets).double().cpu()
+        ids_BL = right_padded([rows[i] for i in batch], lm.device)
+        hidden_BLD = lm.hidden(ids_BL)
+        counts = [len(rows[i]) - 1 for i in batch]
+        parts = [
+            lm.token_logprobs(hidden_BLD[row, :count], ids_BL[row, 1 : count + 1])
+            for row, count in enumerate(counts)
+        ]
+        together = torch.cat(parts).double().cpu()  # a GPU is waited for once
+        for index, logprobs in zip(batch, together.split(counts), strict=True):
             if context is None:
                 logprobs = torch.cat([torch.tensor([-torch.inf], dtype=torch.float64), logprobs])
             found[index] = windowed_loss(logprobs, weights, tail)

@@ -122,7 +122,7 @@ class DocumentBatch:
     """A batch after its prefill: p_i of each document and, where shared, the keys."""
 
     documents: Sequence[EncodedDocument]
-    p_api: list[Tensor]
+    p_api: Sequence[Tensor]
     keys: Keys | None = None
 
 
@@ -139,13 +139,14 @@ def read_positions(
     else:
         hidden = lm.hidden(right_padded([prompt.head + row for row in rows], lm.device))
         keys, before = None, len(prompt.head)
-    p_api = []
+    logprobs = []
     for row, document in enumerate(documents):
         start = before + prompt.offset(document.ids) - 1
         chosen = hidden[row, start : start + len(document.ids)]
         targets = torch.full((len(document.ids),), opening, device=lm.device)
-        p_api.append(lm.token_logprobs(chosen, targets).double().exp().cpu())
-    return DocumentBatch(documents, p_api, keys)
+        logprobs.append(lm.token_logprobs(chosen, targets))
+    p_api = torch.cat(logprobs).double().exp().cpu()  # a GPU is waited for once
+    return DocumentBatch(documents, p_api.split([len(d.ids) for d in documents]), keys)
 
 
 def choose_positions(
