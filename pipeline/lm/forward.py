@@ -80,6 +80,13 @@ class LanguageModel:
         return torch.cat(out) if out else torch.empty(0, device=chosen_ND.device)
 
 
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device; a copy to CUDA is not waited for."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def right_padded(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> Tensor:
     """Stack rows of ids (B, L), padded on the right, where a causal model never looks."""
     length = max(len(row) for row in rows)

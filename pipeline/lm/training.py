@@ -32,7 +32,7 @@ from pipeline.config import Finetune
 from pipeline.errors import WorkError
 from pipeline.lm import liger, segments
 from pipeline.lm.cross_entropy import cross_entropy
-from pipeline.lm.forward import LanguageModel
+from pipeline.lm.forward import LanguageModel, on_device
 from pipeline.lm.packing import Example, Packed, epoch_order, pack
 
 log = logging.getLogger(__name__)
@@ -108,13 +108,6 @@ class PackedLoss(nn.Module):
                 return liger.summed_loss(hidden, head.weight, bias, targets) * weights[0]
         dtype = self.autocast or head.weight.dtype
         return cross_entropy(hidden, head.weight, bias, targets, weights, dtype)
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device; a copy to CUDA is not waited for."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def _is_checkpointing(model: Any) -> bool:
