@@ -96,6 +96,21 @@ def right_padded(rows: Sequence[Sequence[int]], device: torch.device, pad: int =
     return ids.to(device, non_blocking=True)
 
 
+def forbid(logits_BV: Tensor, allowed: Sequence[Tensor | None]) -> None:
+    """Give probability 0 to what a row's mask (bool, up to V) leaves out, in place; None: all may.
+
+    One copy to the device for all rows.
+    """
+    if all(mask is None for mask in allowed):
+        return
+    blocked = torch.zeros(logits_BV.shape, dtype=torch.bool)
+    for row, mask in zip(blocked, allowed, strict=True):
+        if mask is not None:
+            row[: len(mask)] = ~mask
+            row[len(mask) :] = True
+    logits_BV.masked_fill_(on_device(blocked, logits_BV.device), -torch.inf)
+
+
 def by_budget(lengths: Sequence[int], budget: int, waste: float = 1.0) -> list[list[int]]:
     """Group indices into batches of similar length whose padded size stays within the budget.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeline.calls import CallSyntax, call_pieces, read_sample
-from pipeline.lm.forward import LanguageModel, by_budget
+from pipeline.lm.forward import LanguageModel, by_budget, forbid
 from pipeline.lm.kept import Kept, KeptKeys
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.shared_slots import SharedSlots, shares
@@ -350,14 +350,14 @@ class _Decoder:
 
     def _mask(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
         """Take away what the grammars of the rows forbid, in place."""
-        for logits_V, row in zip(logits_BV, rows, strict=True):
+        masks: list[Tensor | None] = [None] * len(rows)
+        for index, row in enumerate(rows):
             if row.mask is not None:
                 written = row.new[row.mask_start :]
-                allowed = row.mask(written)
+                masks[index] = allowed = row.mask(written)
                 if row.mask.may_end(written):
                     allowed[[token for token in self.eos if token < len(allowed)]] = True
-                logits_V[len(allowed) :] = -torch.inf
-                logits_V[: len(allowed)].masked_fill_(~allowed.to(logits_V.device), -torch.inf)
+        forbid(logits_BV, masks)
 
     def _may_call(self, row: _Row) -> bool:
         calls = self.calls

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.calls import CallSyntax, read_sample
 from pipeline.errors import ConfigError
-from pipeline.lm.forward import LanguageModel, right_padded
+from pipeline.lm.forward import LanguageModel, forbid, right_padded
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.shared_prefix import Keys, RowDecoder, prefill
 from pipeline.lm.tokens import (
@@ -310,12 +310,7 @@ def _draw(logits_BV: Tensor, slots: Sequence[_Live | None], settings: Settings) 
     live = [(s, own) for s, own in enumerate(slots) if own is not None]
     if len(live) < len(slots):
         logits_BV = logits_BV[torch.tensor([s for s, _ in live], device=logits_BV.device)]
-    for index, (_, own) in enumerate(live):
-        allowed = own.mask(own.tokens) if own.mask is not None else None
-        if allowed is not None:
-            blocked = ~allowed.to(logits_BV.device)
-            logits_BV[index, : len(blocked)].masked_fill_(blocked, -torch.inf)
-            logits_BV[index, len(blocked) :] = -torch.inf
+    forbid(logits_BV, [own.mask(own.tokens) if own.mask else None for _, own in live])
     keys = [own.key for _, own in live]
     steps = [len(own.tokens) for _, own in live]
     noise = gumbel(keys, steps, logits_BV.shape[1], logits_BV.device)
