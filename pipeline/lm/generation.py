@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeline.calls import CallSyntax, call_pieces, read_sample
-from pipeline.lm.forward import LanguageModel, by_budget, forbid
+from pipeline.lm.forward import LanguageModel, by_budget, forbid, on_device
 from pipeline.lm.kept import Kept, KeptKeys
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.shared_slots import SharedSlots, shares
@@ -324,26 +324,27 @@ class _Decoder:
     ) -> None:
         if not rows:
             return
-        fires = [False] * len(rows)
+        fires = None
         if self.calls is not None and self.opening is not None:
             opening = logits_BV[:, self.opening].clone()
             closed = torch.tensor([row.call_start is None for row in rows])
             ready = torch.tensor([self._may_call(row) for row in rows])
             ranks = (logits_BV > opening[:, None]).sum(1)
-            fires = (ready & (ranks < self.calls.call_k).cpu()).tolist()
+            fires = (ranks < self.calls.call_k) & on_device(ready, ranks.device)
             # no call may begin in text where none is allowed
-            muted = (closed & ~ready).to(logits_BV.device)
+            muted = on_device(closed & ~ready, ranks.device)
             logits_BV[:, self.opening] = opening.masked_fill(muted, -torch.inf)
         self._mask(rows, logits_BV)
         if self.temperature > 0:
             keys, steps = [row.key for row in rows], [row.sampled for row in rows]
             noise = gumbel(keys, steps, logits_BV.shape[1], logits_BV.device)
             logits_BV = logits_BV / self.temperature + noise
-        tokens = logits_BV.argmax(-1).tolist()
+        tokens = logits_BV.argmax(-1)
+        if fires is not None and self.opening is not None:
+            tokens.masked_fill_(fires, self.opening)
         place = {id(row): number for number, row in enumerate(active)}
-        for row, token, fire in zip(rows, tokens, fires, strict=True):
-            chosen = self.opening if fire and self.opening is not None else int(token)
-            self._take(row, chosen, slots, place[id(row)])
+        for row, token in zip(rows, tokens.tolist(), strict=True):  # the one wait for a GPU
+            self._take(row, token, slots, place[id(row)])
             if self.on_text is not None and row.done is None:
                 before_call = None if row.call_start is None else row.call_start - 1
                 self.on_text(row.index, self._text(row, before_call), row.calls)
