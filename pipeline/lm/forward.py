@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,10 +91,10 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 def right_padded(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> Tensor:
     """Stack rows of ids (B, L), padded on the right, where a causal model never looks."""
     length = max(len(row) for row in rows)
-    ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row, dtype=torch.long)
-    return ids.to(device, non_blocking=True)
+    ids = np.full((len(rows), length), pad, dtype=np.int64)
+    for padded, row in zip(ids, rows, strict=True):
+        padded[: len(row)] = row
+    return on_device(torch.from_numpy(ids), device)
 
 
 def forbid(logits_BV: Tensor, allowed: Sequence[Tensor | None]) -> None:
