@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.lm.forward import Budget, LanguageModel, right_padded
+from pipeline.lm.forward import Budget, LanguageModel, on_device, right_padded
 
 Tail = Literal["fixed", "renormalise"]
 _WASTE = 0.05  # share of padding in a batch on a CPU: passes end at token i+4, so lengths differ
@@ -82,8 +82,8 @@ def losses(
                 places.append((row, offset + i - 1))
                 targets.append(rows[row][offset + i])
                 owners.append((index, i))
-        row_N, col_N = torch.tensor(places, device=lm.device).T
-        target_N = torch.tensor(targets, device=lm.device)
+        row_N, col_N = on_device(torch.tensor(places).T, lm.device)
+        target_N = on_device(torch.tensor(targets), lm.device)
         logprobs = lm.token_logprobs(hidden_BLD[row_N, col_N], target_N).tolist()
         value = dict(zip(owners, logprobs, strict=True))
         for index in batch:

@@ -14,6 +14,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from pipeline.lm.forward import on_device
+
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B1, 0x7FEB352D, 0x846CA68B
 _ROWS_AT_ONCE = 8  # keeps the working set of a CPU core in its cache
 
@@ -41,11 +43,8 @@ def _step_key(key: int, step: int) -> tuple[int, int]:
 def gumbel(keys: list[int], steps: list[int], vocabulary: int, device: torch.device) -> Tensor:
     """Gumbel noise (rows, vocabulary), fp32: one stream per key and step."""
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=device) * _signed(_GOLDEN)
-    words = torch.tensor(
-        [_step_key(k, s) for k, s in zip(keys, steps, strict=True)],
-        dtype=torch.int32,
-        device=device,
-    )
+    pairs = [_step_key(k, s) for k, s in zip(keys, steps, strict=True)]
+    words = on_device(torch.tensor(pairs, dtype=torch.int32), device)
     chunk = _ROWS_AT_ONCE if device.type == "cpu" else len(keys)
     parts = []
     for start in range(0, len(keys), chunk):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.calls import CallSyntax, read_sample
 from pipeline.errors import ConfigError
-from pipeline.lm.forward import LanguageModel, forbid, right_padded
+from pipeline.lm.forward import LanguageModel, forbid, on_device, right_padded
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.shared_prefix import Keys, RowDecoder, prefill
 from pipeline.lm.tokens import (
@@ -309,7 +309,8 @@ def _draw(logits_BV: Tensor, slots: Sequence[_Live | None], settings: Settings) 
     """Draw the next token of every live slot by Gumbel-max at the temperature."""
     live = [(s, own) for s, own in enumerate(slots) if own is not None]
     if len(live) < len(slots):
-        logits_BV = logits_BV[torch.tensor([s for s, _ in live], device=logits_BV.device)]
+        index = torch.tensor([s for s, _ in live])
+        logits_BV = logits_BV[on_device(index, logits_BV.device)]
     forbid(logits_BV, [own.mask(own.tokens) if own.mask else None for _, own in live])
     keys = [own.key for _, own in live]
     steps = [len(own.tokens) for _, own in live]

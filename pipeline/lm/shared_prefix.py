@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.lm.forward import LanguageModel
+from pipeline.lm.forward import LanguageModel, on_device
 
 _NAME = "callsieve_shared_prefix"
 _NOT_PLAIN = ("sliding_window", "softcap", "s_aux")
@@ -164,7 +164,7 @@ class RowDecoder:
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drop all other slots."""
-        index = torch.tensor(slots, device=self.lm.device)
+        index = on_device(torch.tensor(slots), self.lm.device)
         self._suffix.k = [k[index] for k in self._suffix.k]
         self._suffix.v = [v[index] for v in self._suffix.v]
         self.slot_doc = [self.slot_doc[s] for s in slots]
@@ -178,12 +178,11 @@ class RowDecoder:
         device = self.lm.device
         if self._grid is None:
             self._grid = _Grid.of(self.slot_doc, self.slot_limit, self.documents.length, device)
-        lengths = torch.tensor(self.slot_length, device=device)
-        base = torch.tensor(self.slot_limit, device=device) + self.shared.length
-        state = _Decode(self, self._grid, lengths)
-        ids = torch.tensor(tokens, device=device)[:, None]
-        with attending(self.lm, state):
-            hidden = self.lm.hidden(ids, position_ids=(base + lengths)[:, None])
+        numbers = torch.tensor([tokens, self.slot_length, self.slot_limit])
+        ids, lengths, limits = on_device(numbers, device)
+        positions = self.shared.length + limits + lengths
+        with attending(self.lm, _Decode(self, self._grid, lengths)):
+            hidden = self.lm.hidden(ids[:, None], position_ids=positions[:, None])
         self.slot_length = [length + 1 for length in self.slot_length]
         return self.lm.logits(hidden[:, -1])
 
@@ -232,10 +231,10 @@ class _Grid:
         return _Grid(
             first,
             len(rows),
-            table.to(device),
-            torch.tensor(slot_doc, device=device) - first,
-            torch.tensor(place, device=device),
-            hidden.to(device),
+            on_device(table, device),
+            on_device(torch.tensor(slot_doc) - first, device),
+            on_device(torch.tensor(place), device),
+            on_device(hidden, device),
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.lm.forward import LanguageModel, right_padded
+from pipeline.lm.forward import LanguageModel, on_device, right_padded
 from pipeline.lm.shared_prefix import Unsupported, attend, attending
 
 _SPARE = 64  # columns beyond those that the first rows need
@@ -58,7 +58,8 @@ class SharedSlots:
         """Feed one token to every row; returns fp32 logits of the `wanted` rows."""
         chosen = self._feed(0, [[token] for token in tokens])[:, -1]
         if len(wanted) < len(tokens):
-            chosen = chosen[torch.tensor(wanted, dtype=torch.long, device=self.lm.device)]
+            index = torch.tensor(wanted, dtype=torch.long)
+            chosen = chosen[on_device(index, self.lm.device)]
         return self.lm.logits(chosen)
 
     def cut(self, row: int, length: int) -> None:
@@ -97,7 +98,7 @@ class SharedSlots:
         device = self.lm.device
         ids = right_padded(tokens, device)
         self._rows = slice(first, first + len(tokens))
-        begin = torch.tensor(self.lengths[self._rows], device=device)[:, None] - self.start
+        begin = on_device(torch.tensor(self.lengths[self._rows]), device)[:, None] - self.start
         self._columns = begin + torch.arange(ids.shape[1], device=device)
         width = max(self.lengths[self._rows]) - self.start + ids.shape[1]
         self._hidden = torch.arange(width, device=device) > self._columns[..., None]  # (n, L, W)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from pipeline.lm.forward import LanguageModel, right_padded
+from pipeline.lm.forward import LanguageModel, on_device, right_padded
 
 Keys = list[tuple[Tensor, Tensor]]  # per layer: keys and values (n, H, L, D)
 
@@ -81,7 +81,7 @@ class SlotCache:
     def step(self, tokens: Sequence[int], wanted: Sequence[int]) -> Tensor:
         """Feed one token to every row; returns fp32 logits of the `wanted` rows."""
         device = self.lm.device
-        self.columns = torch.tensor(self.lengths, device=device)
+        self.columns = on_device(torch.tensor(self.lengths), device)
         self.rows = torch.arange(len(tokens), device=device)
         self.width = max(self.lengths) + 1
         seen = torch.arange(self.width, device=device) <= self.columns[:, None]
@@ -89,12 +89,12 @@ class SlotCache:
         mask = torch.zeros(seen.shape, dtype=dtype, device=device)
         mask = mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None, None]
         options = {self._name: self.cache, "use_cache": True, "attention_mask": mask}
-        ids = torch.tensor(tokens, device=device)[:, None]
+        ids = on_device(torch.tensor(tokens), device)[:, None]
         hidden = _forward(self.lm, ids, position_ids=self.columns[:, None], **options)
         self.lengths = [length + 1 for length in self.lengths]
         chosen = hidden[:, -1]
         if len(wanted) < len(tokens):
-            chosen = chosen[torch.tensor(wanted, dtype=torch.long, device=device)]
+            chosen = chosen[on_device(torch.tensor(wanted, dtype=torch.long), device)]
         return self.lm.logits(chosen)
 
     def cut(self, row: int, length: int) -> None:
