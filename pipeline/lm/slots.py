@@ -70,12 +70,13 @@ class SlotCache:
         """Add rows and return fp32 logits (n, V) for their next token; none is `known` in part."""
         hidden, keys = _prefill(self.lm, rows)
         first = len(self.lengths)
+        own = slice(first, first + len(rows))
         self.lengths += [len(row) for row in rows]
         for layer, (new_k, new_v) in zip(self.layers, keys, strict=True):
             k, v = layer.room(new_k, max(self.lengths) + 1)
-            for index, row in enumerate(rows):
-                k[first + index, :, : len(row)] = new_k[index, :, : len(row)]
-                v[first + index, :, : len(row)] = new_v[index, :, : len(row)]
+            # with the padding: a step's mask hides it
+            k[own, :, : new_k.shape[2]] = new_k
+            v[own, :, : new_v.shape[2]] = new_v
         return self.lm.logits(torch.stack([hidden[i, len(row) - 1] for i, row in enumerate(rows)]))
 
     def step(self, tokens: Sequence[int], wanted: Sequence[int]) -> Tensor:
