@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,19 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        print(
-            f"callsieve: {error}. What is finished is kept; mend this and run the same command "
-            "again to continue.",
-            file=sys.stderr,
-        )
+    except (OSError, sqlite3.OperationalError) as error:  # SQLite: the cache of the tools' results
+        more = ". What is finished is kept; mend this and run the same command again to continue."
+        print(f"callsieve: {error}{more if _in_run(args) else ''}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
-            "\ncallsieve: interrupted; finished shards are kept, the same command continues",
-            file=sys.stderr,
-        )
+        more = "; finished shards are kept, the same command continues"
+        print(f"\ncallsieve: interrupted{more if _in_run(args) else ''}", file=sys.stderr)
         return 130
+
+
+def _in_run(args: Any) -> bool:
+    """Tell whether a command runs stages, which a second time goes on where it stopped."""
+    return args.run in (_run, _stage)
 
 
 # -- parsing -------------------------------------------------------------------------------------

@@ -428,7 +428,7 @@ def _alone(folder: RunFolder, shared: bool) -> Iterator[None]:
     with (folder.path / ".lock").open("w") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise WorkError(f"{folder.path}: another command is running in this folder") from None
         yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,3 +126,38 @@ def test_calls_are_coloured_in_the_stream() -> None:
     bad = SimpleNamespace(start=5, end=8, error_kind="timeout")
     stream.on_text(0, "a[b] [c] d", [good, bad])
     assert file.getvalue() == "a\x1b[1;32m[b]\x1b[0m \x1b[1;31m[c]\x1b[0m d"
+
+
+def test_what_a_model_wrote_in_a_call_does_not_steer_the_terminal() -> None:
+    file = io.StringIO()
+    call = SimpleNamespace(
+        tool="T",
+        arguments="\x1b[2J",
+        result=None,
+        error_kind="syntax",
+        error="\x07",
+        start=0,
+        end=0,
+    )
+    GenerationStream("", Console(file=file)).finish(SimpleNamespace(text="", calls=[call]))
+    assert file.getvalue().splitlines()[-1] == "T(\u00b7[2J) -> syntax: \u00b7"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "\ncallsieve: interrupted\n"),
+        (OSError(28, "No space left on device"), 1, "No space left on device\n"),
+        (sqlite3.OperationalError("disk I/O error"), 1, "callsieve: disk I/O error\n"),
+    ],
+)
+def test_a_command_that_is_no_run_speaks_of_no_shards(
+    error: BaseException, code: int, message: str, folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("pipeline.report.rows.show_rows", fail)
+    assert main(["show", str(folder.path)]) == code
+    assert capsys.readouterr().err.endswith(message)

@@ -172,4 +172,4 @@ def print_outcomes(made: Any, console: Console) -> None:
     """Print what came of each call of a generated text."""
     for call in made.calls:
         outcome = call.result if call.error_kind is None else f"{call.error_kind}: {call.error}"
-        console.print(Text(f"{call.tool}({call.arguments}) -> {outcome}", style="dim"))
+        console.print(Text(plain(f"{call.tool}({call.arguments}) -> {outcome}"), style="dim"))

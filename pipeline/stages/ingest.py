@@ -219,10 +219,10 @@ class _ShardWriters:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for path in self._temporary:  # first: a full disk lets no writer close
+            path.unlink(missing_ok=True)
         for writer in self._writers:
             writer.close()
-        for path in self._temporary:
-            path.unlink(missing_ok=True)
 
     def add(self, document: Document) -> None:
         """Append a document to its shard."""
