@@ -82,7 +82,7 @@ def test_command_prints_one_json_document(capsys: pytest.CaptureFixture[str]) ->
                 "--documents",
                 "1",
                 "--tokens",
-                "30",
+                "70",
                 "--json",
             ]
         )
