@@ -25,7 +25,7 @@ from typing import Any
 import llguidance.hf
 import numpy as np
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 from torch import Tensor
 
 from pipeline.calls import CallSyntax
@@ -46,6 +46,10 @@ Part = tuple[str, dict[str, str]]  # what a Lark rule says, and the rules it ref
 _INTEGER = r"-?(0|[1-9][0-9]{0,8})"
 
 
+# The defaults end a turn of free text with an error where a vocabulary of 49,152 tokens meets it.
+_LIMITS = LLParserLimits(initial_lexer_fuel=20_000_000, step_lexer_fuel=20_000_000)
+
+
 class CallGrammar:
     """Compiles grammars for one tokenizer and makes a fresh mask per row."""
 
@@ -59,7 +63,7 @@ class CallGrammar:
         return RowMask(self._compiled(grammar).deep_copy(), self.vocabulary)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self.tokenizer, grammar)
+        matcher = LLMatcher(self.tokenizer, grammar, limits=_LIMITS)
         if matcher.is_error():
             raise ConfigError(f"call grammar: {matcher.get_error()}\n{grammar}")
         return matcher

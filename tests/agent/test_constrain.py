@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
+from transformers import AutoTokenizer
 
 from pipeline.agent import chat, inline, react
 from pipeline.agent.checks import OutputForm
@@ -209,3 +211,15 @@ def test_actions_of_the_loop_are_well_formed_only_with_constrain(executor):
         assert not run.flags.get("parse_failure") and kinds <= {"division_by_zero"}, run.errors
     free = run_episodes(tasks, policy(constrain=False), executor, settings)
     assert all(run.exit_reason == "parse_failures" for run in free)
+
+
+def test_a_large_vocabulary_does_not_outgrow_the_grammar():
+    path = Path(__file__).parents[2] / ".cache/models/SmolLM2-135M-Instruct"
+    if not path.is_dir():
+        pytest.skip("SmolLM2-135M-Instruct is not here; scripts/quickstart brings it")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    grammar = turn_grammar(replace(ASKED, tools=(Calculator().spec,), protocol="react"))
+    mask = CallGrammar(tokenizer).mask(grammar)
+    ids = tokenizer("Action: Finish[14 plus 30 is 44]", add_special_tokens=False)["input_ids"]
+    assert all(mask(ids[:n])[token] for n, token in enumerate(ids))
+    assert mask.complete(ids) or mask.may_end(ids)
