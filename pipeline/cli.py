@@ -384,6 +384,20 @@ def _wanted(folder: Any) -> dict[str, str] | None:
         return None
 
 
+def _warn_of_stale(folder: Any, stage: str) -> None:
+    """Say where what a stage has made no longer fits the settings of the run."""
+    from pipeline.report.status import status_document
+
+    stages = status_document(folder, _wanted(folder))["stages"]
+    if any(own["stage"] == stage and own["state"] == "stale" for own in stages):
+        again = f"callsieve {stage} {folder.path / 'config.yaml'} --run-dir {folder.path}"
+        print(
+            f"callsieve: {stage} is stale: this is what it made before the settings changed; "
+            f"`{again}` makes it anew",
+            file=sys.stderr,
+        )
+
+
 def _show(args: Any) -> None:
     from pipeline.report.rows import show_rows, what_there_is
     from pipeline.report.terminal import print_calls
@@ -415,6 +429,7 @@ def _export(args: Any) -> None:
 
     folder = _existing(args.run_dir)
     path = export_run(folder, args.format, args.output)
+    _warn_of_stale(folder, "augment")
     print(path)
     print(describe_export(folder, args.format, path), file=sys.stderr)
 
