@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import math
 import os
 import sqlite3
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.arguments import add_limits, day, overrides, positive, shards
 from pipeline.errors import ConfigError, WorkError
 
 STAGES = ("ingest", "sample", "execute", "score", "select", "augment", "finetune", "evaluate")
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--until", choices=STAGES, help="stop after this stage")
     run.add_argument("--from", dest="first", choices=STAGES, help="start at this stage")
     _add_shards(run)
-    _takes_overrides(run)
+    _takesoverrides(run)
     for stage in STAGES:
         one = _add(verbs, stage, _stage, _ABOUT[stage])
         one.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         if stage == "evaluate":
             one.add_argument("--json", action="store_true", help="print the results as JSON")
         one.set_defaults(stage=stage)
-        _takes_overrides(one)
+        _takesoverrides(one)
 
     status = _add(verbs, "status", _status, "stages, shards done, rows, time, estimate")
     status.add_argument("run_dir", type=Path)
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--tool", help="only this tool")
     show.add_argument("--reason", help="only calls with this reason, e.g. kept, lookahead_leak")
     show.add_argument("--sort", default="gain", help="column to sort by, largest first")
-    show.add_argument("-n", type=_positive, default=10, help="how many")
+    show.add_argument("-n", type=positive, default=10, help="how many")
     show.add_argument("--call", help="one call by its id (or the start of it)")
     _json(show)
     report = _add(verbs, "report", _report, "write report.html again")
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("prompt")
     generate.add_argument("--tools", help="comma-separated (default: those of the checkpoint)")
     generate.add_argument("--config", help="take the tools' settings from this configuration")
-    generate.add_argument("--date", help="the date of today for Calendar, ISO")
+    generate.add_argument("--date", type=day, help="the date of today for Calendar, ISO")
     generate.add_argument("--max-new-tokens", type=int, default=48)
     generate.add_argument(
         "--call-k", type=int, help="a call starts when [ is among the k likeliest"
@@ -167,7 +167,7 @@ def _tools_parser(verbs: Any) -> None:
     call = _add(tools, "call", _tools_call, "run one call, as the pipeline would")
     call.add_argument("name", help="e.g. Calculator (any case)")
     call.add_argument("arguments", help="the text between the brackets, or a JSON object")
-    call.add_argument("--date", help="the document's date, ISO")
+    call.add_argument("--date", type=day, help="the document's date, ISO")
     serve = _add(tools, "serve", _tools_serve, "offer the tools over MCP (stdio, or HTTP)")
     serve.add_argument("--http", type=int, metavar="PORT", help="on the loopback, this port")
     for parser in (listing, call, serve):
@@ -188,42 +188,9 @@ def _agent_parser(verbs: Any) -> None:
     run.add_argument("--tools", help="comma-separated (default: Calculator, Calendar, WikiSearch)")
     run.add_argument("--config", help="take the tools' settings from this configuration")
     run.add_argument("--max-steps", type=int, default=7)
-    run.add_argument("--date", help="the date of today for Calendar, ISO")
+    run.add_argument("--date", type=day, help="the date of today for Calendar, ISO")
     run.add_argument("--trace", type=Path, help="write the trace as JSONL")
-    run.add_argument(
-        "--approvals",
-        type=Path,
-        metavar="FILE",
-        help="YAML that says which calls with effects outside may run: `default: deny` and "
-        "`rules:` of tool patterns with allow, deny or ask, e.g. `git.*: ask` (without a file "
-        "every such call is asked for on the terminal)",
-    )
-    run.add_argument(
-        "--max-tokens",
-        type=_positive,
-        metavar="N",
-        help="end the run when so many tokens were read and written, all turns together; looked "
-        "at before each turn",
-    )
-    run.add_argument(
-        "--max-seconds",
-        type=_seconds,
-        metavar="S",
-        help="end the run after so many seconds; looked at before each turn",
-    )
-    run.add_argument(
-        "--inline-calls",
-        action="store_true",
-        help="also answer Toolformer calls, [Tool(arguments) ->, inside the thoughts of react "
-        "(for a model that callsieve tuned)",
-    )
-    run.add_argument(
-        "--constrain",
-        action="store_true",
-        help="calls cannot be malformed: once one begins (Action: in react, <tool_call> in chat, "
-        "[ in inline) only tokens that lead to a call of a tool on offer, with arguments of its "
-        "schema, are let through; a local model only. The values may still be wrong",
-    )
+    add_limits(run)
     _json(run)
     demo = _add(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
     demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
@@ -243,7 +210,7 @@ def _json(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def _takes_overrides(parser: Any) -> None:
+def _takesoverrides(parser: Any) -> None:
     parser.set_defaults(overrides=True)
     parser.epilog = "Any value of the configuration can be given as --section.key VALUE."
 
@@ -251,56 +218,12 @@ def _takes_overrides(parser: Any) -> None:
 def _add_shards(parser: Any) -> None:
     parser.add_argument(
         "--shards",
-        type=_shards,
+        type=shards,
         default=(0, 1),
         metavar="i/n",
         help="only the shards whose number is i modulo n, i from 0 (for job arrays); a single "
         "number sets `shards` of the configuration",
     )
-
-
-def _shards(text: str) -> tuple[int, int] | int:
-    try:
-        if "/" not in text:
-            return int(text)
-        i, n = (int(part) for part in text.split("/"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form i/n, e.g. 0/4") from None
-    if not 0 <= i < n:
-        raise argparse.ArgumentTypeError(f"{text!r}: i goes from 0 to n-1")
-    return i, n
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, e.g. 90")
-    return value
-
-
-def _overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
-    """Read `--section.key value` and `--section.key=value`."""
-    found, waiting = [], list(rest)
-    while waiting:
-        item = waiting.pop(0)
-        if not item.startswith("--"):
-            raise ConfigError(f"unrecognised argument {item!r}; values go as --section.key VALUE")
-        key, equals, value = item[2:].partition("=")
-        if not equals:
-            if not waiting:
-                raise ConfigError(f"{item}: the value is missing")
-            value = waiting.pop(0)
-        found.append((key, value))
-    return found
 
 
 def _print_json(value: Any) -> None:
@@ -314,13 +237,13 @@ def _load(args: Any) -> tuple[Any, Any]:
     from pipeline.config import load_config
     from pipeline.shards import RunFolder
 
-    overrides = _overrides(args.rest)
+    changes = overrides(args.rest)
     if isinstance(getattr(args, "shards", None), int):
-        overrides.append(("shards", str(args.shards)))
+        changes.append(("shards", str(args.shards)))
         args.shards = (0, 1)
     if getattr(args, "from_traces", None):
-        overrides.append(("augment.traces", json.dumps(args.from_traces)))
-    config = load_config(args.config, overrides)
+        changes.append(("augment.traces", json.dumps(args.from_traces)))
+    config = load_config(args.config, changes)
     return config, RunFolder(args.run_dir or Path("runs") / config.name)
 
 

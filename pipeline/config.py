@@ -407,15 +407,15 @@ def _allowed_keys(location: Sequence[Any]) -> list[str]:
     node: Any = Config
     for part in location:
         # the key of a mapping or the index of a list stays in its section
-        node = _section_in(get_type_hints(node).get(str(part))) or node
+        node = next(iter(sections_in(get_type_hints(node).get(str(part)))), node)
     return [f.name for f in dataclasses.fields(node)]
 
 
-def _section_in(hint: Any) -> Any:
-    """Find the dataclass inside a type such as `Mapping[str, Section]`."""
+def sections_in(hint: Any) -> list[Any]:
+    """The dataclasses inside a type such as `Mapping[str, Section]` or `A | B | None`."""
     if dataclasses.is_dataclass(hint):
-        return hint
-    return next((found for arg in get_args(hint) if (found := _section_in(arg))), None)
+        return [hint]
+    return [section for argument in get_args(hint) for section in sections_in(argument)]
 
 
 def _check_together(config: Config, origin: str) -> None:

@@ -19,7 +19,7 @@ from pipeline.cli import main
 from pipeline.config import dump_config, parse_config
 from pipeline.records import SelectedCall, to_table
 from pipeline.report.stream import GenerationStream
-from pipeline.shards import RunFolder
+from pipeline.shards import RunFolder, write_json
 
 
 @pytest.fixture
@@ -161,3 +161,26 @@ def test_a_command_that_is_no_run_speaks_of_no_shards(
     monkeypatch.setattr("pipeline.report.rows.show_rows", fail)
     assert main(["show", str(folder.path)]) == code
     assert capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_an_export_says_when_the_settings_have_changed_since(
+    older: bool,
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("pipeline.runner.fingerprints", lambda config: {"augment": "now"})
+    write_json(folder.stage_marker("augment"), {"fingerprint": "before" if older else "now"})
+    assert main(["export", str(folder.path), "--format", "jsonl"]) == 0
+    assert ("augment is stale" in capsys.readouterr().err) is older
+
+
+@pytest.mark.parametrize("command", [["generate", "m", "x"], ["tools", "call", "Calendar", ""]])
+def test_a_date_that_is_none_is_refused(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--date", "yesterday"])
+    assert caught.value.code == 2
+    assert "'yesterday' is no date" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from pipeline.calls import TEXT
 from pipeline.lm.generation import LiveCalls, generate
 from pipeline.lm.grammar import MAX_STRING, CallGrammar, json_rule, lark, live_grammar
 from pipeline.lm.tokens import decode_piece, encode_piece
-from pipeline.tools.base import ToolSpec, one_string
+from pipeline.tools.base import ToolSpec, one_string, schemas_of
 from pipeline.tools.calculator import Calculator
 from pipeline.tools.executor import Executor
 
@@ -71,7 +71,7 @@ def masks_of(tokenizer: Any) -> CallGrammar:
 
 def live(lm: Any, executor: Any, constrain: bool, **changes: Any) -> LiveCalls:
     """Calls that fire wherever they may."""
-    masks, grammar = masks_of(lm.tokenizer), live_grammar(executor.specs, TEXT)
+    masks, grammar = masks_of(lm.tokenizer), live_grammar(schemas_of(executor.specs), TEXT)
     own = LiveCalls(
         TEXT,
         [spec.name for spec in executor.specs],

@@ -452,6 +452,23 @@ def test_seen_hashes_is_a_set() -> None:
         reference.add(value)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_disk_that_is_full_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "c.jsonl", [{"text": f"{TEXT} {n}."} for n in range(4)])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ingest.pq.ParquetWriter, "write_table", full)
+    with monkeypatch.context() as patched:  # a writer closes itself later too
+        patched.setattr(ingest.pq.ParquetWriter, "close", full)
+        with pytest.raises(OSError, match="No space left"):
+            run_ingest(tmp_path, [{"path": str(path)}])
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
 def test_killed_ingest_leaves_nothing_visible_and_starts_again(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "c.jsonl", [{"text": f"{TEXT} {n}."} for n in range(400)])
     program = textwrap.dedent(

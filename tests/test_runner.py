@@ -22,7 +22,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import cli, runner
-from pipeline.config import Config, parse_config
+from pipeline.config import Config, parse_config, sections_in
 from pipeline.errors import ConfigError, WorkError
 from pipeline.lm.checkpoint import save_checkpoint
 from pipeline.lm.tiny import make_tiny_model
@@ -458,13 +458,13 @@ def test_no_setting_has_two_ways_to_be_off() -> None:
         names |= {Mapping: "empty", dict: "empty"}
         return {names[kind] for kind in (get_origin(hint) or hint,) if kind in names}
 
-    seen, waiting = set(), [Config, *catalogue._sections_in(catalogue.ToolConfig)]
+    seen, waiting = set(), [Config, *sections_in(catalogue.ToolConfig)]
     while waiting:
         section = waiting.pop()
         seen.add(section)
         for name, hint in get_type_hints(section).items():
             assert len(ways(hint)) <= 1, f"{section.__name__}.{name}: {hint}"
-            waiting += [s for s in catalogue._sections_in(hint) if s not in seen]
+            waiting += [s for s in sections_in(hint) if s not in seen]
     assert len(seen) > 20
 
 
@@ -492,6 +492,17 @@ def test_two_commands_in_one_folder(raw: dict[str, Any], tmp_path: Path) -> None
         pytest.raises(WorkError, match="another command is running"),
     ):
         run(parse_config(raw), folder, last="ingest")
+
+
+def test_a_folder_that_cannot_be_locked_is_not_called_busy(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(runner.fcntl, "flock", no_locks)
+    with pytest.raises(OSError, match="No locks available"):
+        run(parse_config(raw), RunFolder(tmp_path), last="ingest")
 
 
 def test_bad_settings_are_refused_before_anything_is_written(

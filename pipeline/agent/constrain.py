@@ -22,7 +22,7 @@ from llguidance import LLMatcher
 
 from pipeline.agent.policies import Request
 from pipeline.lm.grammar import json_rule, lark, tool_calls
-from pipeline.tools.base import ToolSpec
+from pipeline.tools.base import ToolSpec, schemas_of
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _object(spec: ToolSpec) -> str:
 
 def _react(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules]:
     form, must_call = _form(request), _must_call(request)
-    calls, rules = tool_calls(offered, ("[", "]"), "", _BARE) if offered else ("", {})
+    calls, rules = tool_calls(schemas_of(offered), ("[", "]"), "", _BARE) if offered else ("", {})
     answer = form or f"/{_EDGE}({_SIGN}{{0,200}}{_EDGE})?/"
     ends = [] if must_call else [f'"Finish[" {answer} "]"']
     act = {"act": "/ ?/ (" + " | ".join([*([calls] if offered else []), *ends]) + ")"}
@@ -113,7 +113,7 @@ def _react(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules]:
         marks["answer"] = "/(?i:final answer)[ \\t]*\\**:/"
         starts.append(f"to_answer / ?/ {form}")
     if request.inline_calls and offered:
-        inside = tool_calls(offered, ("(", ")"), " ->")
+        inside = tool_calls(schemas_of(offered), ("(", ")"), " ->")
         marks["call"], rules = '"["', {**rules, "within": inside[0]}
         starts.append("to_call within")
     return " | ".join([*starts, "FREE"]), {**rules, **act, **_free(marks, _LINE)}
@@ -122,7 +122,7 @@ def _react(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules]:
 def _inline(request: Request, offered: Sequence[ToolSpec]) -> tuple[str, Rules] | None:
     if not offered:
         return None
-    call, rules = tool_calls(offered, ("(", ")"), "")
+    call, rules = tool_calls(schemas_of(offered), ("(", ")"), "")
     rules["call"] = call
     if _must_call(request):
         return f'{_THOUGHT} ("[" call " ->" | "<API>" call " →")', rules

@@ -11,6 +11,7 @@ from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model, read_extra
 from pipeline.lm.generation import Generation, LiveCalls, MadeCall, generate
 from pipeline.lm.grammar import CallGrammar, live_grammar
+from pipeline.tools.base import schemas_of
 from pipeline.tools.catalogue import build_tools
 from pipeline.tools.executor import Executor
 
@@ -31,7 +32,7 @@ def live_calls(
 
     With `masks` (of the model's tokenizer) a call that has begun cannot be malformed.
     """
-    grammar = "" if masks is None else live_grammar(executor.specs, syntax)
+    grammar = "" if masks is None else live_grammar(schemas_of(executor.specs), syntax)
     return LiveCalls(
         syntax,
         [spec.name for spec in executor.specs],

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pipeline.calls import CallSyntax, call_pieces, read_sample
 from pipeline.lm.forward import LanguageModel, by_budget, forbid, on_device
+from pipeline.lm.grammar import RowMask
 from pipeline.lm.kept import Kept, KeptKeys
 from pipeline.lm.noise import gumbel, sample_key
 from pipeline.lm.shared_slots import SharedSlots, shares
@@ -36,7 +37,6 @@ MALFORMED, NEVER_CLOSED = "malformed", "never_closed"
 _TO_END = 1024  # tokens beyond its length that a text may take to end what its grammar has open
 _PADDING = 0.1  # share of padding that a large batch of prompts may have
 
-
 Slots = SharedSlots | SlotCache
 
 
@@ -51,19 +51,6 @@ class Executed(Protocol):
     def error(self) -> str | None: ...
     @property
     def seconds(self) -> float: ...
-
-
-class TokenMask(Protocol):
-    """A grammar on its way through one text; `lm.grammar.RowMask` is one."""
-
-    def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Which tokens may follow: bool (V,)."""
-
-    def may_end(self, tokens: Sequence[int]) -> bool:
-        """Whether the text is whole as it stands."""
-
-    def complete(self, tokens: Sequence[int]) -> bool:
-        """Whether the text is whole and nothing may follow."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ class LiveCalls:
     max_calls: int = 1
     enabled: bool = True
     max_call_tokens: int = 64  # a call that has not reached its arrow by then ends as text
-    mask: Callable[[], TokenMask] | None = None
+    mask: Callable[[], RowMask] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,7 @@ class _Row:
     text_tokens: int = 0
     call_start: int | None = None  # index in `new` of the first token after the opening one
     text_start: int = 0  # character after the last call that was made
-    mask: TokenMask | None = None
+    mask: RowMask | None = None
     mask_start: int = 0  # index in `new` of the first token that the mask has to do with
     calls: list[MadeCall] = field(default_factory=list)
     done: Generation | None = None
@@ -167,7 +154,7 @@ def generate(
     max_rows: int = 64,
     share_prefix: bool = True,
     kept: KeptKeys | None = None,
-    masks: Sequence[TokenMask | None] | None = None,
+    masks: Sequence[RowMask | None] | None = None,
     on_done: Callable[[int, Generation], object] = lambda index, generation: None,
     on_text: Callable[[int, str, Sequence[MadeCall]], object] | None = None,
 ) -> list[Generation]:

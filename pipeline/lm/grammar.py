@@ -30,7 +30,6 @@ from torch import Tensor
 
 from pipeline.calls import CallSyntax
 from pipeline.errors import ConfigError
-from pipeline.tools.base import ToolSpec
 
 MAX_NUMBERS = 12  # the nearest ones before the position
 MAX_TEXT = 60  # characters of a free text argument
@@ -43,9 +42,8 @@ _NEVER = r"\[\]()<>→\"\\\x00-\x1f\x7f"  # in a free text: delimiters, quotes, 
 _FREE_TEXT = rf"/[^{_NEVER} ]([^{_NEVER}]{{0,{MAX_TEXT - 2}}}[^{_NEVER} ])?/"
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 Part = tuple[str, dict[str, str]]  # what a Lark rule says, and the rules it refers to
+Schemas = Mapping[str, Mapping[str, Any]]  # the schema of the arguments of each tool
 _INTEGER = r"-?(0|[1-9][0-9]{0,8})"
-
-
 # The defaults end a turn of free text with an error where a vocabulary of 49,152 tokens meets it.
 _LIMITS = LLParserLimits(initial_lexer_fuel=20_000_000, step_lexer_fuel=20_000_000)
 
@@ -112,26 +110,22 @@ def _sampled(tool: str, arguments: Part, syntax: CallSyntax) -> str:
     return lark(f"{head} {arguments[0]} {tail}", arguments[1])
 
 
-def tool_calls(
-    specs: Sequence[ToolSpec], ends: tuple[str, str], close: str, text: str = _FREE_TEXT
-) -> Part:
+def tool_calls(schemas: Schemas, ends: tuple[str, str], close: str, text: str = _FREE_TEXT) -> Part:
     """Grammar of a call of any of the tools in linear form, then `close`.
 
     `ends` are the brackets around the arguments; `text` is the terminal of a bare text.
     """
     calls, rules = [], {}
-    for spec in specs:
-        arguments = (
-            _expression(None) if spec.name == "Calculator" else _linear(spec.parameters, None, text)
-        )
-        calls.append(f"{json.dumps(spec.name + ends[0])} {arguments[0]}")
+    for name, schema in schemas.items():
+        arguments = _expression(None) if name == "Calculator" else _linear(schema, None, text)
+        calls.append(f"{json.dumps(name + ends[0])} {arguments[0]}")
         rules.update(arguments[1])
     return f"({' | '.join(calls)}) {json.dumps(ends[1] + close)}", rules
 
 
-def live_grammar(specs: Sequence[ToolSpec], syntax: CallSyntax) -> str:
+def live_grammar(schemas: Schemas, syntax: CallSyntax) -> str:
     """Grammar of what follows the opening token while decoding: `Tool(arguments) ->`."""
-    return lark(*tool_calls(specs, ("(", ")"), f" {syntax.arrow}"))
+    return lark(*tool_calls(schemas, ("(", ")"), f" {syntax.arrow}"))
 
 
 def expression_grammar(tool: str, numbers: Sequence[str] | None, syntax: CallSyntax) -> str:

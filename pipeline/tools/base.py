@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,6 +91,11 @@ class ToolSpec:
             "parameters": self.parameters,
         }
         return {"type": "function", "function": function}
+
+
+def schemas_of(specs: Sequence[ToolSpec]) -> dict[str, dict[str, Any]]:
+    """The schema of the arguments of each tool, by its name."""
+    return {spec.name: spec.parameters for spec in specs}
 
 
 class Tool(Protocol):

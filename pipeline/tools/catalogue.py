@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from pipeline.config import sections_in
 from pipeline.errors import ConfigError, unknown_key
 from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
@@ -229,24 +230,17 @@ def _locate(location: Sequence[Any]) -> tuple[list[str], list[Any]]:
     In pydantic's `location` the name of a choice follows the key of what can be chosen.
     """
     keys: list[str] = []
-    choices = _sections_in(ToolConfig)
+    choices = sections_in(ToolConfig)
     for part in location:
         if len(choices) > 1:
             choices = [choice for choice in choices if part == _tag(choice)]
         else:
             keys.append(str(part))
             hints = get_type_hints(choices[0]) if choices else {}
-            choices = _sections_in(hints.get(str(part)))
+            choices = sections_in(hints.get(str(part)))
     return keys, choices
 
 
 def _tag(choice: Any) -> str:
     tag: str = choice.name if hasattr(choice, "name") else choice.kind
     return tag
-
-
-def _sections_in(hint: Any) -> list[Any]:
-    """The dataclasses inside a type such as `A | B | None`."""
-    if is_dataclass(hint):
-        return [hint]
-    return [section for argument in get_args(hint) for section in _sections_in(argument)]

@@ -1,0 +1,106 @@
+"""How values on the command line are read, and the longer options of its commands.
+
+Nothing heavy is imported here: `--help` has to answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+
+
+def shards(text: str) -> tuple[int, int] | int:
+    try:
+        if "/" not in text:
+            return int(text)
+        i, n = (int(part) for part in text.split("/"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form i/n, e.g. 0/4") from None
+    if not 0 <= i < n:
+        raise argparse.ArgumentTypeError(f"{text!r}: i goes from 0 to n-1")
+    return i, n
+
+
+def positive(text: str) -> int:
+    """Read a number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, e.g. 90")
+    return value
+
+
+def overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
+    """Read `--section.key value` and `--section.key=value`."""
+    found, waiting = [], list(rest)
+    while waiting:
+        item = waiting.pop(0)
+        if not item.startswith("--"):
+            raise ConfigError(f"unrecognised argument {item!r}; values go as --section.key VALUE")
+        key, equals, value = item[2:].partition("=")
+        if not equals:
+            if not waiting:
+                raise ConfigError(f"{item}: the value is missing")
+            value = waiting.pop(0)
+        found.append((key, value))
+    return found
+
+
+def day(text: str) -> str:
+    """Read a date such as 2023-01-30."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date, e.g. 2023-01-30") from None
+
+
+def add_limits(run: argparse.ArgumentParser) -> None:
+    """Add to `agent run` what bounds a run, and what its calls may look like."""
+    run.add_argument(
+        "--approvals",
+        type=Path,
+        metavar="FILE",
+        help="YAML that says which calls with effects outside may run: `default: deny` and "
+        "`rules:` of tool patterns with allow, deny or ask, e.g. `git.*: ask` (without a file "
+        "every such call is asked for on the terminal)",
+    )
+    run.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="end the run when so many tokens were read and written, all turns together; looked "
+        "at before each turn",
+    )
+    run.add_argument(
+        "--max-seconds",
+        type=seconds,
+        metavar="S",
+        help="end the run after so many seconds; looked at before each turn",
+    )
+    run.add_argument(
+        "--inline-calls",
+        action="store_true",
+        help="also answer Toolformer calls, [Tool(arguments) ->, inside the thoughts of react "
+        "(for a model that callsieve tuned)",
+    )
+    run.add_argument(
+        "--constrain",
+        action="store_true",
+        help="calls cannot be malformed: once one begins (Action: in react, <tool_call> in chat, "
+        "[ in inline) only tokens that lead to a call of a tool on offer, with arguments of its "
+        "schema, are let through; a local model only. The values may still be wrong",
+    )
