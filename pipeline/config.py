@@ -21,6 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.calls import CallSyntax, EmptyResult, Rendering
 from pipeline.errors import ConfigError, unknown_key
+from pipeline.paths import find
 
 SPEED = {"speed_only": True}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -324,7 +325,7 @@ def load_tools(path: str | Path) -> list[Any]:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        raw = load_yaml(path.read_text(encoding="utf-8"))
+        raw = load_yaml(find(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pipeline.calls import CallSyntax
@@ -15,10 +14,11 @@ from pipeline.errors import ConfigError
 from pipeline.lm.checkpoint import load_model
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.tokens import EncodedDocument, encode_document
+from pipeline.paths import PROJECT
 from pipeline.records import Document, stable_hash
 
-CORPUS = Path("data/corpus")
-PROMPTS = Path("data/prompts")
+CORPUS = PROJECT / "data/corpus"
+PROMPTS = PROJECT / "data/prompts"
 SYNTAX = CallSyntax()
 
 
@@ -27,7 +27,7 @@ def corpus() -> tuple[str, ...]:
     """The texts of the bundled corpus, arithmetic first."""
     files = sorted(CORPUS.glob("*.jsonl"))
     if not files:
-        raise ConfigError(f"{CORPUS}: no bundled corpus here; run bench from the project's folder")
+        raise ConfigError(f"{CORPUS}: the bundled corpus is not there")
     return tuple(
         json.loads(line)["text"]
         for file in files

@@ -8,7 +8,6 @@ JSONL, one object per line:
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.paths import find_all
 
 KINDS = ("arithmetic", "date", "lookup")
 
@@ -43,11 +43,11 @@ def load_questions(patterns: Sequence[str], limit: int | None = None) -> list[Qu
     """
     questions: list[Question] = []
     for pattern in patterns:
-        files = sorted(glob.glob(pattern, recursive=True))
+        files = find_all(pattern)
         if not files:
             raise ConfigError(f"`evaluate.questions`: {pattern!r} matches no file")
         for file in files:
-            questions += _read(Path(file))
+            questions += _read(file)
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:

@@ -20,6 +20,7 @@ from pipeline.calls import CallSyntax
 from pipeline.config import Config, Model
 from pipeline.errors import ConfigError, WorkError
 from pipeline.lm.tokens import check_tokenizer, encode_piece
+from pipeline.paths import find
 from pipeline.shards import write_json
 
 _EDGE_BYTES = 1 << 20
@@ -49,7 +50,7 @@ def locate(settings: Model) -> tuple[str, dict[str, Any]]:
         from pipeline.lm.tiny import tiny_model  # made on the spot, for tests and trying changes
 
         return str(tiny_model()), {}
-    path = Path(settings.path).expanduser()
+    path = find(Path(settings.path).expanduser())
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigError(f"`model.path` = {settings.path!r}: no such file")

@@ -13,11 +13,12 @@ from pathlib import Path
 from pipeline.calls import CallSyntax, parse_call, render
 from pipeline.errors import ConfigError
 from pipeline.lm.sampling import Prompt
+from pipeline.paths import find
 
 
 def prompt_file(folder: str | Path, tool: str) -> Path:
-    """Where the prompt of a tool is: `FOLDER/Tool.txt`."""
-    return Path(folder) / f"{tool}.txt"
+    """Where the prompt of a tool is: `FOLDER/Tool.txt`, one's own before the bundled one."""
+    return find(Path(folder) / f"{tool}.txt")
 
 
 def load_prompt(folder: str | Path, tool: str, syntax: CallSyntax) -> Prompt:

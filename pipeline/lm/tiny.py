@@ -1,8 +1,8 @@
 """A tiny model made on the spot: every stage can be tried in seconds, without a download.
 
-`model.path: tiny` in a configuration names it; it is made once, in `.cache/models/tiny`, from the
-bundled texts and prompts. It has learnt the form of a call and little else: what it keeps is no
-measure of anything.
+`model.path: tiny` in a configuration names it; it is made once, in `.cache/models/tiny` of the
+project, from the bundled texts and prompts. It has learnt the form of a call and little else: what
+it keeps is no measure of anything.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.errors import ConfigError
+from pipeline.paths import PROJECT
 
 NAME = "tiny"  # the value of `model.path`
-FOLDER = Path(".cache/models/tiny")
-CORPUS, PROMPTS = Path("data/corpus"), Path("data/prompts")
+FOLDER = PROJECT / ".cache/models/tiny"
+CORPUS, PROMPTS = PROJECT / "data/corpus", PROJECT / "data/prompts"
 
 _VOCABULARY = 1000
 _ROWS, _LENGTH = 16, 128
@@ -35,7 +36,7 @@ _SIGNS = " [ [ ] )] -> ( ,"  # counted so often that ` [` becomes one token
 def tiny_model(folder: Path = FOLDER) -> Path:
     """Return the folder of the tiny model, making it when it is not there.
 
-    Raises ConfigError when the bundled texts are not in the current folder.
+    Raises ConfigError when the bundled texts are not there.
     """
     if not (folder / "config.json").is_file():
         print(f"making the tiny model in {folder} (once, some seconds) ...", file=sys.stderr)
@@ -54,8 +55,8 @@ def bundled_texts() -> list[str]:
     ]
     if not prompts or not texts:
         raise ConfigError(
-            f"`model.path` = {NAME!r} is made from {CORPUS} and {PROMPTS}, which are not in this "
-            "folder; run the command at the top of the project, or name another model"
+            f"`model.path` = {NAME!r} is made from {CORPUS} and {PROMPTS}, which are not there; "
+            "name another model"
         )
     # a prompt is read as often as ten texts, so that the form of a call is learnt
     return [*texts, *(prompt for prompt in prompts for _ in range(10))]

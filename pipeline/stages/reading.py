@@ -7,7 +7,6 @@ one record (Parquet: one small batch) in memory.
 from __future__ import annotations
 
 import csv
-import glob
 import gzip
 import itertools
 import json
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config import Source
 from pipeline.errors import ConfigError, WorkError
+from pipeline.paths import find, find_all
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 EXCERPT = 200  # characters of a rejected record that are kept
@@ -83,15 +83,12 @@ def _read_files(files: Iterable[Path], source: Source, max_bytes: int) -> Iterat
 def files_of(source: Source) -> list[Path]:
     """Return the files of a source in the order of their names."""
     pattern = str(source.path)
-    literal = Path(pattern)
-    if literal.is_dir():
+    found = find_all(pattern)
+    if find(pattern).is_dir():
         raise ConfigError(
             f"corpus.sources: path {pattern!r} is a folder; give a glob such as "
             f"{pattern.rstrip('/')}/*.jsonl, or `dataset: {pattern}` for a data set folder"
         )
-    found = [literal]
-    if not literal.exists():
-        found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
     files = [path for path in found if not path.is_dir()]
     if not files:
         raise ConfigError(f"corpus.sources: no file matches {pattern!r}")

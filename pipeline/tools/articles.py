@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import gzip
 import hashlib
 import json
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from pipeline.paths import find_all
 
 _FILES = (".jsonl", ".jsonl.gz", ".parquet")
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(\s+)(?=[\"'“‘(\[]*[^\W_])")
@@ -43,19 +44,25 @@ def resolve_sources(sources: Sequence[str]) -> list[Path | str]:
         if source.startswith("hf:"):
             found.append(source)
             continue
-        paths = sorted(glob.glob(source)) or ([source] if Path(source).exists() else [])
+        paths = find_all(source)
         if not paths:
             raise ValueError(
                 f"{source!r}: no such file, folder or glob match; a data set of a hub is written "
                 "hf:NAME"
             )
         for path in paths:
-            if Path(path).is_file() and not path.endswith(_FILES):
-                raise ValueError(f"{path!r}: expected one of {', '.join(_FILES)} or a folder")
-            found.append(Path(path))
+            if path.is_file() and not path.name.endswith(_FILES):
+                raise ValueError(f"{str(path)!r}: expected one of {', '.join(_FILES)} or a folder")
+            found.append(path)
     if not found:
         raise ValueError("no source is given; name files, globs, a folder or hf:NAME")
     return found
+
+
+def source_files(sources: Sequence[str]) -> list[Path]:
+    """All files of the given sources, those of hubs left out; raises ValueError as above."""
+    found = [source for source in resolve_sources(sources) if isinstance(source, Path)]
+    return [path for source in found for path in _files_of(source)]
 
 
 def content_digests(

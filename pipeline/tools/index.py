@@ -20,6 +20,7 @@ from typing import Any
 from filelock import FileLock
 from tqdm import tqdm
 
+from pipeline.paths import cache_folder, folder_of
 from pipeline.tools.articles import (
     ArticleFields,
     Passage,
@@ -51,13 +52,12 @@ class IndexSettings:
 
 
 def default_index(settings: IndexSettings) -> Path:
-    """The index file in the user's cache folder (`CALLSIEVE_CACHE`, else `~/.cache/callsieve`)."""
-    root = os.environ.get("CALLSIEVE_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "callsieve"
-    )
-    sources = [s if s.startswith("hf:") else os.path.abspath(s) for s in settings.sources]
+    """The index file in the user's cache folder."""
+    sources = [
+        s if s.startswith("hf:") else os.path.abspath(folder_of(s) / s) for s in settings.sources
+    ]
     name = _hash([sources, settings.listed()])[:16]
-    return Path(root) / f"{settings.engine}-{name}.sqlite"
+    return cache_folder() / f"{settings.engine}-{name}.sqlite"
 
 
 def build_index(settings: IndexSettings, index: Path, fill: Fill) -> Path:

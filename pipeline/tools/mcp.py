@@ -24,6 +24,7 @@ from jsonschema import Draft202012Validator, SchemaError
 
 from pipeline.calls import neutralise
 from pipeline.errors import ConfigError
+from pipeline.paths import cache_folder
 from pipeline.tools.base import STRICT, MissingExtra, ToolError, ToolSpec, content_version
 from pipeline.tools.pins import check_pins, pinned_names
 from pipeline.tools.untrusted import content_text, safe_schema
@@ -111,8 +112,7 @@ class MCPServer:
         """Where the server's stderr goes."""
         if self.config.log is not None:
             return Path(self.config.log)
-        root = os.environ.get("CALLSIEVE_CACHE") or os.path.expanduser("~/.cache/callsieve")
-        return Path(root) / f"mcp-{self.config.server}.log"
+        return cache_folder() / f"mcp-{self.config.server}.log"
 
     def call(self, tool: str, arguments: dict[str, Any]) -> str:
         """The text of the tool's answer; raises ToolError.
