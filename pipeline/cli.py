@@ -299,9 +299,8 @@ def _wanted(folder: Any) -> dict[str, str] | None:
     """The fingerprints that the run's own settings ask for; None where they cannot be told."""
     from pipeline import runner
 
-    config = runner.saved_config(folder)
     try:
-        return None if config is None else runner.fingerprints(config)
+        return runner.wanted_fingerprints(folder)
     except (ConfigError, OSError) as error:
         print(f"callsieve: what is stale cannot be told: {error}", file=sys.stderr)
         return None

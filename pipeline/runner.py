@@ -8,17 +8,14 @@ stage before it, so a changed value makes exactly the stages that depend on it s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
-import glob
-import hashlib
-import json
 import logging
+import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +23,12 @@ from typing import Any
 import yaml
 
 from pipeline import __version__
-from pipeline.config import Config, dump_config, fingerprint_values, parse_config, to_dict
+from pipeline.config import Config, dump_config, parse_config, to_dict
 from pipeline.context import Context, closing_resources
 from pipeline.errors import ConfigError, WorkError
+from pipeline.fingerprints import fingerprints
 from pipeline.lm.checkpoint import model_fingerprint, pick_device
-from pipeline.lm.prompts import load_prompt, prompt_file
+from pipeline.lm.prompts import load_prompt
 from pipeline.records import (
     Candidate,
     Document,
@@ -44,7 +42,7 @@ from pipeline.report.funnel import build_funnel
 from pipeline.report.page import write_report
 from pipeline.shards import SHARD_FOLDERS, RunFolder, read_json, write_json, write_text
 from pipeline.stages import augment, evaluate, execute, finetune, ingest, sample, score, select
-from pipeline.tools.catalogue import mask_inputs, parse_tool_config, pin_servers
+from pipeline.tools.catalogue import parse_tool_config, pin_servers
 
 log = logging.getLogger(__name__)
 Shards = tuple[int, int]
@@ -175,87 +173,6 @@ def _brief(marker: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": marker["seconds"]}
 
 
-# -- fingerprints --------------------------------------------------------------------------------
-
-
-def _hash(*values: Any) -> str:
-    text = json.dumps(_without_off(values), sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _without_off(value: Any) -> Any:
-    """Values as JSON, without the settings that are off: None, False, or an empty list or mapping.
-
-    So a setting that a later version adds switched off leaves every fingerprint as it was. Values
-    are not compared with their defaults: another default in the code is another value, and what
-    depends on it is stale. (No setting may have two ways to be off; the tests look at the types.)
-    """
-    if isinstance(value, Mapping):
-        return {key: _without_off(item) for key, item in value.items() if not _is_off(item)}
-    if isinstance(value, list | tuple):
-        return [_without_off(item) for item in value]
-    return value
-
-
-def _is_off(value: Any) -> bool:
-    empty = isinstance(value, Mapping | list | tuple) and not value
-    return value is None or value is False or empty
-
-
-def _files(patterns: Sequence[str | None]) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of files, to notice that a source has changed."""
-    found = []
-    for pattern in patterns:
-        for name in sorted(glob.glob(pattern, recursive=True)) if pattern else []:
-            stat = Path(name).stat()
-            found.append((name, stat.st_size, stat.st_mtime_ns))
-    return found
-
-
-def fingerprints(config: Config) -> dict[str, str]:
-    """The fingerprint of every stage under this configuration.
-
-    It covers the values that can change what the stage writes (not those of speed, nor those that
-    are off: `_without_off`), the files and the model that it reads, and the stage before.
-    """
-    parsed = [parse_tool_config(tool) for tool in config.tools]
-    tools = [dataclasses.asdict(tool) for tool in parsed]
-    searches = [
-        *tools,
-        *(tool["search"] for tool in tools if "search" in tool),
-    ]  # QA has one inside
-    tool_files = [str(path) for search in searches for path in search.get("sources", ())]
-    functions = [str(tool.get("function", "")).partition(":")[0] or None for tool in tools]
-    syntax = fingerprint_values(config.call_format)
-    prompts = [
-        prompt_file(config.prompts, tool).read_text(encoding="utf-8", errors="replace")
-        for tool in config.tool_names
-    ]
-    model = [model_fingerprint(config.model), config.model.dtype]
-    sources = _files([source.path for source in config.corpus.sources])
-    corpus = fingerprint_values(config.corpus)
-    licence = corpus.pop("licence")
-    own: dict[str, list[Any]] = {
-        "ingest": [corpus, sources, config.shards, config.seed, syntax, config.tool_names],
-        "sample": [fingerprint_values(config.sample), model, prompts, config.gain_floor],
-        "execute": [tools, _files(tool_files), _files(functions)],
-        "score": [fingerprint_values(config.score)],
-        "select": [fingerprint_values(config.select)],
-        "augment": [fingerprint_values(config.augment), licence, _files([config.augment.traces])],
-        "finetune": [fingerprint_values(config.finetune)],
-        "evaluate": [fingerprint_values(config.evaluate), _files(config.evaluate.questions)],
-    }
-    # the plain losses of `sample` use the weights of `score`
-    own["sample"] += [config.score.horizon, config.score.tail]
-    if config.sample.constrain:
-        own["sample"].append(mask_inputs(parsed))
-    found: dict[str, str] = {}
-    before = ""
-    for name in STAGE_NAMES:
-        before = found[name] = _hash(name, before, own[name])
-    return found
-
-
 # -- a run ---------------------------------------------------------------------------------------
 
 
@@ -321,6 +238,29 @@ def saved_config(folder: RunFolder) -> Config | None:
     except (yaml.YAMLError, ConfigError):
         log.warning("%s: written by another version; everything is checked again", path)
         return None
+
+
+def wanted_fingerprints(folder: RunFolder) -> dict[str, str]:
+    """The fingerprints that a run's own settings ask for, wherever the question is asked from.
+
+    Their relative paths start where the run was last worked on. Raises ConfigError or OSError where
+    the fingerprints cannot be told, because a file or the model is not there.
+    """
+    config = saved_config(folder)
+    if config is None:
+        raise ConfigError(f"{folder.path / 'config.yaml'}: written by another version")
+    with contextlib.chdir(_working_folder(folder)):
+        return fingerprints(config)
+
+
+def _working_folder(folder: RunFolder) -> Path:
+    """Where a run was last worked on; the current folder where that is not known or gone.
+
+    It is kept relative to the run, so that a project can be moved or copied with its runs.
+    """
+    known = (read_json(folder.path / "manifest.json") or {}).get("working_folder")
+    there = folder.path.resolve() / known if known else Path.cwd()
+    return there if there.is_dir() else Path.cwd()
 
 
 def _changes(before: Config, now: Config) -> list[str]:
@@ -447,6 +387,7 @@ def _write_manifest(config: Config, folder: RunFolder) -> None:
         folder.path / "manifest.json",
         {
             "callsieve": __version__,
+            "working_folder": os.path.relpath(Path.cwd().resolve(), folder.path.resolve()),
             "git_revision": _git_revision(),
             "python": platform.python_version(),
             **{library.__name__: library.__version__ for library in libraries},

@@ -21,7 +21,7 @@ import tiny
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline import cli, runner
+from pipeline import cli, fingerprints, runner
 from pipeline.config import Config, parse_config, sections_in
 from pipeline.errors import ConfigError, WorkError
 from pipeline.lm.checkpoint import save_checkpoint
@@ -326,6 +326,88 @@ def test_changed_files_are_noticed(raw: dict[str, Any], inputs: Path, tmp_path: 
     assert stale_after(lambda: articles.write_text(articles.read_text() + "\n")) == "execute"
 
 
+@pytest.fixture
+def project(
+    raw: dict[str, Any], inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, RunFolder]:
+    """A folder `one` whose settings name its files by relative paths, and a run that lies in it."""
+    shutil.copytree(inputs, tmp_path / "one/in")
+    monkeypatch.chdir(tmp_path / "one")
+    own = json.loads(json.dumps(raw).replace(str(inputs), "in"))
+    run(parse_config(own), RunFolder(Path("runs/tiny")), last="execute")
+    return tmp_path / "one", RunFolder(tmp_path / "one/runs/tiny")
+
+
+def states(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], str]:
+    """What `callsieve status` says of the first three stages, and on stderr."""
+    assert cli.main(["status", str(path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    return [stage["state"] for stage in json.loads(out)["stages"][:3]], err
+
+
+def test_status_is_the_same_wherever_it_is_asked_from(
+    project: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    one, folder = project
+    done = (["done"] * 3, "")
+    assert states(Path("runs/tiny"), capsys) == done
+    monkeypatch.chdir(tmp_path)
+    assert states(folder.path, capsys) == done
+    # another project with other files of the same names, and with a copy of the run
+    shutil.copytree(one, tmp_path / "two", copy_function=shutil.copyfile)  # other times
+    (tmp_path / "two/in/corpus.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path / "two")
+    assert states(folder.path, capsys) == done
+    assert states(Path("runs/tiny"), capsys) == (["stale"] * 3, "")
+    shutil.copyfile(one / "in/corpus.jsonl", "in/corpus.jsonl")
+    assert states(Path("runs/tiny"), capsys) == done
+    (one / "in/corpus.jsonl").write_text("{}\n")
+    assert states(folder.path, capsys) == (["stale"] * 3, "")
+
+
+def test_nothing_is_called_stale_where_the_files_are_not(
+    project: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    moved = tmp_path / "deeper/down/run"
+    shutil.copytree(project[1].path, moved)
+    found, err = states(moved, capsys)
+    assert found == ["done"] * 3
+    assert "what is stale cannot be told" in err and "prompts/Calculator.txt" in err
+
+
+def test_a_missing_source_leaves_what_was_made_of_it(project: tuple[Path, RunFolder]) -> None:
+    one, folder = project
+    config = runner.saved_config(folder)
+    assert config is not None
+    (one / "in/corpus.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"no file matches 'in/corpus\.jsonl'"):
+        run(config, folder)
+    assert len(folder.parts("ingest")) == 3
+
+
+def test_a_large_file_is_read_once_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALLSIEVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fingerprints, "_LARGE_BYTES", 4)
+    path = tmp_path / "large"
+    read: list[Path] = []
+    hashed = fingerprints._read
+    monkeypatch.setattr(fingerprints, "_read", lambda p: read.append(p) or hashed(p))
+
+    def asked() -> str:  # as by a command of its own
+        fingerprints._content_hash.cache_clear()
+        return fingerprints.content_hash(path)
+
+    path.write_bytes(b"12345")
+    first = asked()
+    assert asked() == first and len(read) == 1
+    path.write_bytes(b"12346")
+    os.utime(path, ns=(1, 1))
+    assert asked() != first and len(read) == 2
+
+
 FUNCTION = '''
 def Rates(currency: str) -> str:
     """Tells a rate.
@@ -425,14 +507,14 @@ def test_an_added_setting_that_is_off_makes_nothing_stale(
     raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, off: Any
 ) -> None:
     config = parse_config(raw)
-    before, values = runner.fingerprints(config), runner.fingerprint_values
+    before, values = runner.fingerprints(config), fingerprints.fingerprint_values
 
     def added(value: Any) -> dict[str, str]:
         def more(section: Any) -> dict[str, Any]:
             own = values(section)
             return {**own, "added": value} if section is config.score else own
 
-        monkeypatch.setattr(runner, "fingerprint_values", more)
+        monkeypatch.setattr(fingerprints, "fingerprint_values", more)
         return runner.fingerprints(config)
 
     assert added(off) == before
@@ -444,10 +526,10 @@ def test_an_added_setting_that_is_off_makes_nothing_stale(
 def test_another_default_in_the_code_makes_its_stage_stale() -> None:
     """A value is never left out for being the default: two versions differ in what they write."""
     for old, new in ((5, 7), (False, True), (None, 5), (5, None), ("free", "from_context"), (0, 1)):
-        assert runner._hash({"k": old, "m": 2}) != runner._hash({"k": new, "m": 2})
-    assert runner._hash({"a": {"b": None}}) == runner._hash({"a": {"b": None, "c": {}}})
-    assert runner._hash({"a": {"b": None}}) != runner._hash({})  # a section is there or it is not
-    assert runner._hash([None, 1]) != runner._hash([1])
+        assert fingerprints._hash({"k": old, "m": 2}) != fingerprints._hash({"k": new, "m": 2})
+    assert fingerprints._hash({"a": {"b": None}}) == fingerprints._hash({"a": {"b": None, "c": {}}})
+    assert fingerprints._hash({"a": {"b": None}}) != fingerprints._hash({})  # no section at all
+    assert fingerprints._hash([None, 1]) != fingerprints._hash([1])
 
 
 def test_no_setting_has_two_ways_to_be_off() -> None:
