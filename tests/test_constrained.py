@@ -14,8 +14,9 @@ import tiny
 from jsonschema import Draft202012Validator
 
 from pipeline.calls import TEXT
-from pipeline.lm.generation import LiveCalls, generate
+from pipeline.lm.generation import generate
 from pipeline.lm.grammar import MAX_STRING, CallGrammar, json_rule, lark, live_grammar
+from pipeline.lm.jobs import LiveCalls
 from pipeline.lm.tokens import decode_piece, encode_piece
 from pipeline.tools.base import ToolSpec, one_string, schemas_of
 from pipeline.tools.calculator import Calculator

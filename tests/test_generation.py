@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from transformers import (
 
 from pipeline.calls import CallSyntax, call_pieces, read_sample
 from pipeline.lm.checkpoint import add_markers
-from pipeline.lm.generation import LiveCalls, generate
+from pipeline.lm.generation import generate, serve
+from pipeline.lm.jobs import Generation, Job, LiveCalls
+from pipeline.lm.kept import KeptKeys
 from pipeline.lm.packing import make_examples, pack
 from pipeline.lm.tokens import decode_piece, encode_document, encode_piece, open_token
 from pipeline.lm.training import PackedLoss
@@ -442,3 +445,36 @@ def test_special_rendering(tokenizer: Any, executor: Any) -> None:
     made = generate(model, own, QUESTIONS, max_new_tokens=12, calls=calls)
     assert made[0].text == "<API>Calculator(37 * 24) → 888</API> 888 pens."
     assert [generation.plain for generation in made] == [f" {a} pens." for a in ANSWERS]
+
+
+def test_jobs_that_follow_join_those_that_are_being_answered(model: Any, tokenizer: Any) -> None:
+    """Each goes on from its own answer or begins anew; all get what they would get alone."""
+    lengths = [3, 9, 14, 5, 20]
+    follow = [" and the farm", "", " Rome", " so it", ""]
+    first = [
+        Job(prompt, length, ("e ",), float(n % 2), n)
+        for n, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True))
+    ]
+    found: list[tuple[Job, Generation]] = []
+    rounds: list[bool] = []
+    batches = iter([first])
+
+    def source(done: Sequence[tuple[Job, Generation]], busy: bool) -> list[Job]:
+        new = list(next(batches, []))
+        for job, made in done:
+            found.append((job, made))
+            if job in first and (more := follow[first.index(job)]):
+                new.append(Job(f"{job.prompt}{made.text}{more}", 6, (), 0.5, job.seed + 50))
+            elif job in first:
+                new.append(Job(f"Lake {job.seed}", 6))
+        if new:
+            rounds.append(busy)
+        return new
+
+    serve(model, tokenizer, source, max_rows=3, kept=KeptKeys())
+    assert len(found) == 10
+    assert any(rounds[1:])  # some came while others were being answered
+    for job, made in found:
+        how: dict[str, Any] = {"max_new_tokens": job.max_new_tokens, "stop": job.stop}
+        how.update(temperature=job.temperature, seed=[job.seed])
+        assert generate(model, tokenizer, [job.prompt], **how) == [made]

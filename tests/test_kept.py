@@ -47,8 +47,16 @@ def episodes(engine: Engine, temperature: float, together: bool) -> list[list[st
     """Three turns of each question, which go on from what was written before."""
 
     def ask(prompts: list[str], seeds: list[int]) -> list[str]:
-        made = engine.generate(
-            prompts, stop=["e,"], max_new_tokens=10, temperature=temperature, seed=seeds
+        made = generate(
+            engine.model,
+            engine.tokenizer,
+            prompts,
+            stop=["e,"],
+            max_new_tokens=10,
+            temperature=temperature,
+            seed=seeds,
+            max_rows=engine.max_rows,
+            kept=engine.kept,
         )
         return [one.text for one in made]
 

@@ -252,7 +252,7 @@ PLANTS = (
     ),
     Plant(
         "text after the result not generated again",
-        "lm/generation.py",
+        "lm/decoding.py",
         "        row.text_start = end\n",
         '        row.text_start = end\n        self._finish(row, "eos")\n',
         "test_generation.py::test_a_call_is_made_and_its_result_used",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from pipeline.agent.policies import LocalPolicy, Prompt
+from pipeline.agent.policies import LocalPolicy
 from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model
-from pipeline.lm.generation import Generation, generate
+from pipeline.lm.generation import serve
 from pipeline.lm.grammar import CallGrammar, RowMask
+from pipeline.lm.jobs import Source
 from pipeline.lm.kept import LIMIT_BYTES, KeptKeys
 
 
@@ -27,33 +27,12 @@ class Engine:
         self.kept = KeptKeys(kept_bytes)
         self._masks: CallGrammar | None = None
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        stop: Sequence[str],
-        max_new_tokens: int,
-        temperature: float,
-        seed: Sequence[int],
-        grammars: Sequence[str | None] | None = None,
-    ) -> list[Generation]:
-        """Continue every prompt; see `lm.generation.generate`."""
-        return generate(
-            self.model,
-            self.tokenizer,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            temperature=temperature,
-            seed=seed,
-            max_rows=self.max_rows,
-            kept=self.kept,
-            masks=None if grammars is None else [self._mask(grammar) for grammar in grammars],
-        )
+    def serve(self, source: Source) -> None:
+        """Answer what comes; see `lm.generation.serve`."""
+        serve(self.model, self.tokenizer, source, max_rows=self.max_rows, kept=self.kept)
 
-    def _mask(self, grammar: str | None) -> RowMask | None:
-        if grammar is None:
-            return None
+    def mask(self, grammar: str) -> RowMask:
+        """Compile a Lark grammar for one text."""
         if self._masks is None:
             self._masks = CallGrammar(self.tokenizer)
         return self._masks.mask(grammar)

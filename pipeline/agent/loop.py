@@ -2,8 +2,10 @@
 
     results = run_episodes([Task("How much is 37 * 24?")], policy, Executor([Calculator()]))
 
-N episodes step together: one call of the policy and one round of tools per step. An episode that
-is over leaves the batch; what happens in one never touches another.
+N episodes run together, and what happens in one never touches another. A local model answers
+whoever waits: an episode asks again as soon as its tools are done, while others are still being
+answered, and leaves the batch when it is over. Other policies answer in rounds, one turn of every
+open episode each.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from pipeline.agent.desk import Desk
 from pipeline.agent.episode import Episode
-from pipeline.agent.policies import Policy
+from pipeline.agent.policies import LocalPolicy, Policy
 from pipeline.agent.tasks import EpisodeResult, Settings, Task
-from pipeline.agent.toolbox import Pending, Toolbox, execute_calls
+from pipeline.agent.toolbox import Toolbox
 from pipeline.agent.trace import Sink
-from pipeline.tools.executor import NO_DOCUMENT
 
 DEFAULT_SETTINGS = Settings()
 
@@ -37,8 +39,12 @@ def run_episodes(
     seconds for the time budget. Raises ConfigError for settings that cannot work.
     """
     episodes = [Episode(task, tools, settings, on_event, clock) for task in tasks]
-    while _step(episodes, policy, cancel):
-        pass
+    desk = Desk(episodes, cancel)
+    if isinstance(policy, LocalPolicy):
+        policy.serve(desk)
+    else:
+        while requests := desk.take_all():
+            desk.give(list(zip(requests, policy.ask(requests), strict=True)))
     return [episode.result() for episode in episodes]
 
 
@@ -57,27 +63,3 @@ def run_episode(
         [task], policy, tools, settings, cancel=cancel, on_event=on_event, clock=clock
     )
     return results[0]
-
-
-def _step(episodes: Sequence[Episode], policy: Policy, cancel: Callable[[], bool] | None) -> bool:
-    """Take one step of every open episode; False when none is left."""
-    if cancel is not None and cancel():
-        for episode in episodes:
-            episode.end("cancelled")
-    asked = [(episode, request) for episode in episodes if (request := episode.request())]
-    if not asked:
-        return False
-    replies = policy.ask([request for _, request in asked])
-    planned = [
-        (episode, episode.receive(reply))
-        for (episode, _), reply in zip(asked, replies, strict=True)
-    ]
-    pending: list[Pending] = [
-        (episode.tools, call, {**NO_DOCUMENT, **episode.task.document})
-        for episode, calls in planned
-        for call in calls
-    ]
-    executed = iter(execute_calls(pending))
-    for episode, calls in planned:
-        episode.observe([next(executed) for _ in calls])
-    return True

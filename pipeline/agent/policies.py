@@ -16,10 +16,12 @@ from pipeline.agent import chat
 from pipeline.agent.context import shorten
 from pipeline.agent.parse import PROTOCOLS
 from pipeline.agent.turns import Message
+from pipeline.lm.jobs import Generation, Job, Source
 from pipeline.tools.base import ToolSpec
 
 if TYPE_CHECKING:
     from pipeline.agent.checks import OutputForm
+    from pipeline.lm.grammar import RowMask
 
 
 @dataclass(frozen=True)
@@ -107,45 +109,42 @@ class ScriptedPolicy:
 Prompt = str | list[int]
 
 
-class Generation(Protocol):
-    """What an engine made of one prompt; `text` repeats neither the prompt nor the stop string.
-
-    `finish` is eos, stop, length or context (the model can read no more).
-    """
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def tokens_in(self) -> int: ...
-    @property
-    def tokens_out(self) -> int: ...
-    @property
-    def finish(self) -> str: ...
-
-
 class Generator(Protocol):
-    """A batched generation engine: greedy at temperature 0; each prompt has a seed of its own.
+    """A batched generation engine; what one prompt gets does not depend on the others.
 
-    A prompt is text, or token ids that are taken as they are. What one prompt gets does not
-    depend on the others. `grammars` holds a Lark grammar (or None) per prompt; an engine that is
-    never asked to constrain need not know it.
+    See `lm.generation.serve`. `mask` compiles a Lark grammar; an engine that is never asked to
+    constrain need not know it.
     """
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        stop: Sequence[str],
-        max_new_tokens: int,
-        temperature: float,
-        seed: Sequence[int],
-        grammars: Sequence[str | None] | None = None,
-    ) -> Sequence[Generation]: ...
+    def serve(self, source: Source) -> None: ...
+    def mask(self, grammar: str) -> RowMask: ...
+
+
+class Asking(Protocol):
+    """Where a policy that answers whoever waits gets its requests: see `desk.Desk`."""
+
+    def take(self, busy: bool) -> list[Request]: ...
+    def give(self, answered: Sequence[tuple[Request, Reply | PolicyError]]) -> None: ...
+
+
+class _Once:
+    """A desk with so many requests and no more."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.open = list(requests)
+        self.replies: dict[int, Reply | PolicyError] = {}
+
+    def take(self, busy: bool) -> list[Request]:
+        requests, self.open = self.open, []
+        return requests
+
+    def give(self, answered: Sequence[tuple[Request, Reply | PolicyError]]) -> None:
+        self.replies.update((id(request), reply) for request, reply in answered)
 
 
 @dataclass(frozen=True)
 class LocalPolicy:
-    """A local model: the requests of one step go through the engine as one batch.
+    """A local model: requests are answered together, and new ones join while others are.
 
     `tokenizer` (a transformers tokenizer) gives the chat template and counts tokens; without one
     the state is rendered as plain text and never shortened. `context_tokens` is the length that
@@ -162,35 +161,47 @@ class LocalPolicy:
     constrain: bool = False
 
     def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
-        """Render, shorten where needed, and generate in groups that decode alike."""
-        replies: list[Reply | PolicyError] = [PolicyError("not asked")] * len(requests)
-        groups: dict[tuple[Any, ...], list[tuple[int, Prompt]]] = {}
-        for index, request in enumerate(requests):
-            prompt = self._fit(request)
-            if isinstance(prompt, PolicyError):
-                replies[index] = prompt
-                continue
-            how = (request.stop, request.max_new_tokens, request.temperature)
-            groups.setdefault(how, []).append((index, prompt))
-        for (stop, length, temperature), rows in groups.items():
-            made = self.generator.generate(
-                [prompt for _, prompt in rows],
-                stop=stop,
-                max_new_tokens=length,
-                temperature=temperature,
-                seed=[requests[index].seed for index, _ in rows],
-                **self._grammars([requests[index] for index, _ in rows]),
-            )
-            for (index, _), generation in zip(rows, made, strict=True):
-                replies[index] = _reply(requests[index], generation)
-        return replies
+        """Answer requests, in their order."""
+        once = _Once(requests)
+        self.serve(once)
+        return [once.replies[id(request)] for request in requests]
 
-    def _grammars(self, requests: Sequence[Request]) -> dict[str, Any]:
-        if not self.constrain:
-            return {}
-        from pipeline.agent.constrain import turn_grammar  # which needs the requests of this module
+    def serve(self, desk: Asking) -> None:
+        """Answer what the desk asks until it has nothing more."""
+        asked: dict[int, Request] = {}
 
-        return {"grammars": [turn_grammar(request) for request in requests]}
+        def source(done: Sequence[tuple[Job, Generation]], busy: bool) -> list[Job]:
+            desk.give([(request := asked.pop(id(job)), _reply(request, g)) for job, g in done])
+            jobs: list[Job] = []
+            while requests := desk.take(busy or bool(jobs)):
+                refused: list[tuple[Request, Reply | PolicyError]] = []
+                for request in requests:
+                    prompt = self._fit(request)
+                    if isinstance(prompt, PolicyError):
+                        refused.append((request, prompt))
+                    else:
+                        jobs.append(self._job(request, prompt))
+                        asked[id(jobs[-1])] = request
+                desk.give(refused)
+            return jobs
+
+        self.generator.serve(source)
+
+    def _job(self, request: Request, prompt: Prompt) -> Job:
+        mask = None
+        if self.constrain:
+            from pipeline.agent.constrain import turn_grammar  # which needs this module's requests
+
+            grammar = turn_grammar(request)
+            mask = None if grammar is None else self.generator.mask(grammar)
+        return Job(
+            prompt,
+            request.max_new_tokens,
+            request.stop,
+            request.temperature,
+            request.seed,
+            mask,
+        )
 
     def _fit(self, request: Request) -> Prompt | PolicyError:
         if self.tokenizer is None:

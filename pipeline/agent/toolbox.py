@@ -1,4 +1,4 @@
-"""Running the calls of a step: all episodes at once, each result in the place of its call.
+"""Running the calls of a turn: together, each result in the place of its call.
 
 A `Toolbox` is what the loop executes through. `pipeline.tools.executor.Executor` is one;
 `EnvironmentTools` is the one for environments, whose tools keep the state of one episode.
@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from pipeline.agent.turns import Call
@@ -67,7 +68,27 @@ class EnvironmentTools:
         return Execution(result, None, None, time.perf_counter() - start, False)
 
 
-def execute_calls(pending: Sequence[Pending]) -> list[Execution]:
+def needs_caller(pending: Sequence[Pending]) -> bool:
+    """Whether a call has effects outside: somebody at the terminal may have to be asked."""
+    specs = [_spec(toolbox, call.name) for toolbox, call, _ in pending]
+    return any(spec is not None and spec.effects for spec in specs)
+
+
+def start_calls(pending: Sequence[Pending], others: int) -> Future[list[Execution]]:
+    """Run calls in a thread, as `execute_calls` does, beside up to `others` of the same kind."""
+    future: Future[list[Execution]] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(execute_calls(pending, others))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def execute_calls(pending: Sequence[Pending], others: int = 1) -> list[Execution]:
     """Run calls concurrently, results in order.
 
     Calls with effects outside run one after the other in the calling thread (somebody may have to
@@ -89,7 +110,7 @@ def execute_calls(pending: Sequence[Pending]) -> list[Execution]:
     for index in in_order:
         slots[index] = _execute(*pending[index])
     for lane, thread in threads:
-        thread.join(_patience(pending, lane, len(lanes)))
+        thread.join(_patience(pending, lane, len(lanes) * max(others, 1)))
     return [slot or _gave_up(*pending[i][:2]) for i, slot in enumerate(slots)]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from pipeline.calls import CallSyntax
 from pipeline.config import Model
 from pipeline.lm.checkpoint import load_model, read_extra
-from pipeline.lm.generation import Generation, LiveCalls, MadeCall, generate
+from pipeline.lm.generation import generate
 from pipeline.lm.grammar import CallGrammar, live_grammar
+from pipeline.lm.jobs import Generation, LiveCalls, MadeCall
 from pipeline.tools.base import schemas_of
 from pipeline.tools.catalogue import build_tools
 from pipeline.tools.executor import Executor

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class _State(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
 
 
-_active: list[_State] = []
+_active: ContextVar[_State] = ContextVar("active")  # of this thread: a tool's reader has another
 
 
 def _attention(
@@ -47,7 +48,7 @@ def _attention(
         raise Unsupported(f"{type(module).__name__} uses more than plain causal attention")
     scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    out = _active[-1].attend(module.layer_idx, query, key, value, scale)
+    out = _active.get().attend(module.layer_idx, query, key, value, scale)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -60,11 +61,11 @@ def attending(lm: LanguageModel, state: _State) -> Iterator[None]:
     config = lm.model.config
     before = config._attn_implementation
     config._attn_implementation = _NAME
-    _active.append(state)
+    token = _active.set(state)
     try:
         yield
     finally:
-        _active.pop()
+        _active.reset(token)
         config._attn_implementation = before
 
 

@@ -32,8 +32,9 @@ from pipeline.evaluation.questions import KINDS, Question, load_questions, sprea
 from pipeline.evaluation.statistics import binomial_error, compare, perplexity_of
 from pipeline.lm.checkpoint import load_model
 from pipeline.lm.forward import LanguageModel
-from pipeline.lm.generation import Generation, generate
+from pipeline.lm.generation import generate
 from pipeline.lm.grammar import CallGrammar
+from pipeline.lm.jobs import Generation
 from pipeline.lm.perplexity import text_losses
 from pipeline.lm.tokens import open_token
 from pipeline.shards import RunFolder, read_json, write_json, write_text

@@ -154,11 +154,13 @@ class GenerativeReader:
 
     def __init__(self, generate: Generate) -> None:
         self.generate = generate
+        self._lock = threading.Lock()  # a model is used by one call at a time
 
     def __call__(self, question: str, passages: Sequence[Passage]) -> list[Answer]:
         asked = " ".join(question.split())
         prompts = [_PROMPT.format(title=p.title, text=p.text, question=asked) for p in passages]
-        written = self.generate(prompts)
+        with self._lock:
+            written = self.generate(prompts)
         return [Answer(_first_line(text), -rank) for rank, text in enumerate(written)]
 
 

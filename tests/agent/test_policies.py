@@ -4,7 +4,6 @@ import contextlib
 import json
 import threading
 import time
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -19,6 +18,8 @@ from pipeline.agent.tasks import Settings, Task
 from pipeline.agent.toolbox import EnvironmentTools
 from pipeline.agent.turns import Call, Message
 from pipeline.errors import ConfigError
+from pipeline.lm.jobs import Generation
+from pipeline.tools.base import ToolSpec, one_string
 
 CHAT = Settings(protocol="chat", instructions="Help.")
 
@@ -201,38 +202,39 @@ def test_endpoint_content_filter(server):
     assert run_episode(Task("q"), policy, EnvironmentTools([]), CHAT).exit_reason == "guardrail"
 
 
-@dataclass(frozen=True)
-class Made:
-    text: str
-    tokens_in: int
-    tokens_out: int
-    finish: str = "eos"
-
-
 class Engine:
-    """A generator that answers from its prompt and notes its batches."""
+    """A generator that answers from its prompt, the last job first, and notes its jobs."""
 
     def __init__(self, answer):
-        self.answer, self.batches = answer, []
+        self.answer, self.jobs = answer, []
 
-    def generate(self, prompts, *, stop, max_new_tokens, temperature, seed):
-        self.batches.append((len(prompts), tuple(stop), max_new_tokens, temperature, seed))
-        assert len(seed) == len(prompts)
-        texts = [self.answer(prompt) for prompt in prompts]
-        return [
-            Made(text, len(prompt), len(text)) for text, prompt in zip(texts, prompts, strict=True)
-        ]
+    def serve(self, source):
+        open_jobs = list(source([], False))
+        while open_jobs:
+            job = open_jobs.pop()
+            self.jobs.append(job)
+            text = self.answer(job.prompt)
+            made = Generation(text, len(job.prompt), len(text), [], "eos")
+            open_jobs += source([(job, made)], bool(open_jobs))
 
 
-def test_local_policy_batches_what_decodes_alike_and_keeps_the_order():
+def test_local_policy_keeps_the_order_and_says_how_each_is_decoded():
     engine = Engine(lambda prompt: f" {prompt.splitlines()[0][-1]}")
     requests = [
-        Request((Message("user", f"Question: {n}"),), temperature=0.7 if n % 2 else 0.0, seed=n)
+        Request(
+            (Message("user", f"Question: {n}"),),
+            temperature=0.7 if n % 2 else 0.0,
+            seed=n,
+            stop=("\n",) * (n % 3),
+            max_new_tokens=10 + n,
+        )
         for n in range(6)
     ]
     replies = LocalPolicy(engine).ask(requests)
     assert [reply.text for reply in replies] == [f" {n}" for n in range(6)]
-    assert sorted(batch[0] for batch in engine.batches) == [3, 3]
+    for job, request in zip(reversed(engine.jobs), requests, strict=True):
+        assert (job.temperature, job.seed) == (request.temperature, request.seed)
+        assert (job.stop, job.max_new_tokens) == (request.stop, request.max_new_tokens)
 
 
 def test_local_policy_runs_react_with_forced_prefixes():
@@ -247,6 +249,38 @@ def test_local_policy_runs_react_with_forced_prefixes():
     result = run_episode(Task("q"), policy, EnvironmentTools(stock_tools()), settings)
     assert (result.exit_reason, result.answer) == ("finished", "4")
     assert result.messages[2].content == "Thought: x\nAction: stock[SKU-11]"
+
+
+def test_a_run_goes_on_while_the_tool_of_another_is_busy():
+    release = threading.Event()
+
+    def answer(prompt):
+        if "Observation:" in prompt:
+            return " x\nAction: Finish[done]"
+        return " x\nAction: " + ("hold[1]" if "first" in prompt else "open[1]")
+
+    tools = [
+        Tool("hold", lambda: "held" if release.wait(20) else "given up"),
+        Tool("open", lambda: release.set() or "opened"),
+    ]
+    tasks = [
+        Task(question, tools=lambda: EnvironmentTools(tools)) for question in ("first", "second")
+    ]
+    settings = Settings(instructions="Do.", prefixes=True)
+    first, second = run_episodes(tasks, LocalPolicy(Engine(answer)), EnvironmentTools([]), settings)
+    assert [m.content for m in first.messages if m.role == "tool"] == ["held"]
+    assert (first.exit_reason, second.exit_reason) == ("finished", "finished")
+
+
+class Tool:
+    """A tool that does what it is told."""
+
+    def __init__(self, name, act):
+        self.spec = ToolSpec(name, "1", name, one_string("text", "x"), timeout_s=30.0)
+        self.act = act
+
+    def run(self, arguments, document):
+        return self.act()
 
 
 def long_state():
