@@ -385,25 +385,13 @@ def _tool_list(config: str | None, names: str | None = None) -> list[Any]:
 
 
 def _tools_list(args: Any) -> None:
+    from pipeline.config import load_tools
     from pipeline.report.catalogue import print_tools, tools_document
-    from pipeline.tools.catalogue import BUILT_IN
+    from pipeline.tools.listing import list_built_in, list_tools
 
-    found, missing = [], {}
-    if args.config:
-        found = _tool_list(args.config)
-    else:
-        for name in BUILT_IN:
-            try:
-                found += _tool_list(None, name)
-            except ValueError as error:  # needs an extra or settings of its own
-                missing[name] = str(error).replace(f"{name} needs ", "")
-    document = tools_document(found)
-    if args.json:
-        _print_json(document)
-        return
-    print_tools(document)
-    for name, reason in missing.items():
-        print(f"{name} needs more: {reason}", file=sys.stderr)
+    tools = list_tools(load_tools(args.config)) if args.config else list_built_in()
+    document = tools_document(tools)
+    _print_json(document) if args.json else print_tools(document)
 
 
 def _tools_call(args: Any) -> int:

@@ -121,7 +121,7 @@ def _searched(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     searches = [*tools, *(tool["search"] for tool in tools if "search" in tool)]
     try:
         found = [source_files(own["sources"]) for own in searches if "sources" in own]
-    except ValueError as error:
+    except ConfigError as error:
         raise ConfigError(f"`tools`: sources: {error}") from None
     return _contents(itertools.chain.from_iterable(found))
 

@@ -34,7 +34,7 @@ from pipeline.report.summary import print_summary
 from pipeline.report.terminal import print_calls, print_funnel, print_status
 from pipeline.shards import RunFolder, write_json
 from pipeline.stages import augment
-from pipeline.tools.catalogue import build_tools
+from pipeline.tools.listing import list_tools
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NASTY = '<script>document.title="owned"</script><img src=x onerror="document.title=1"> "\'& [b]'
@@ -593,7 +593,7 @@ def test_summary_shows_best_calls_near_misses_arms_and_report(tmp_path: Path) ->
 
 
 def test_listed_tools_show_how_a_call_is_written() -> None:
-    document = tools_document(build_tools([{"name": "Calculator"}, {"name": "Calendar"}]))
+    document = tools_document(list_tools([{"name": "Calculator"}, {"name": "Calendar"}]))
     assert [(tool["name"], tool["call"]) for tool in document] == [
         ("Calculator", "Calculator(expression)"), ("Calendar", "Calendar()")
     ]  # fmt: skip

@@ -11,21 +11,24 @@ from rich.text import Text
 
 from pipeline.report.terminal import plain
 from pipeline.tools.arguments import linear_template
-from pipeline.tools.base import Tool
+from pipeline.tools.listing import ListedTool
 
 
-def tools_document(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Describe tools as a JSON document: name, how a call is written, schema, limits."""
+def tools_document(tools: Sequence[ListedTool]) -> list[dict[str, Any]]:
+    """Describe tools as a JSON document: name, how a call is written, schema, limits, `missing`.
+
+    `missing` says what the tool lacks to run; None where nothing is known to be missing.
+    """
     return [
         {
             "name": tool.spec.name,
-            "version": tool.spec.version,
             "description": tool.spec.description,
             "call": linear_template(tool.spec),
             "parameters": tool.spec.parameters,
             "result_limit": tool.spec.result_limit,
             "timeout_s": tool.spec.timeout_s,
             "effects": tool.spec.effects,
+            "missing": tool.missing,
         }
         for tool in tools
     ]
@@ -38,7 +41,8 @@ def print_tools(document: Sequence[Mapping[str, Any]], console: Console | None =
     table.add_column("what it does", overflow="fold")
     for tool in document:
         effects = " (has effects outside: asks for approval)" if tool["effects"] else ""
-        table.add_row(
-            Text(plain(tool["call"]), style="bold"), Text(plain(tool["description"] + effects))
-        )
+        about = Text(plain(tool["description"] + effects))
+        if tool["missing"] is not None:
+            about.append(plain(f" Cannot run yet: {tool['missing']}"), style="yellow")
+        table.add_row(Text(plain(tool["call"]), style="bold"), about)
     (console or Console()).print(table)

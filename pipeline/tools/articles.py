@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.errors import ConfigError
 from pipeline.paths import find_all
 
 _FILES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -35,7 +36,7 @@ class ArticleFields:
 
 
 def resolve_sources(sources: Sequence[str]) -> list[Path | str]:
-    """Files and folders of the given paths, globs and ids; raises ValueError for what is missing.
+    """Files and folders of the given paths, globs and ids; raises ConfigError for what is missing.
 
     A hub id is written `hf:NAME` or `hf:NAME:SPLIT`.
     """
@@ -46,21 +47,21 @@ def resolve_sources(sources: Sequence[str]) -> list[Path | str]:
             continue
         paths = find_all(source)
         if not paths:
-            raise ValueError(
+            raise ConfigError(
                 f"{source!r}: no such file, folder or glob match; a data set of a hub is written "
                 "hf:NAME"
             )
         for path in paths:
             if path.is_file() and not path.name.endswith(_FILES):
-                raise ValueError(f"{str(path)!r}: expected one of {', '.join(_FILES)} or a folder")
+                raise ConfigError(f"{str(path)!r}: expected one of {', '.join(_FILES)} or a folder")
             found.append(path)
     if not found:
-        raise ValueError("no source is given; name files, globs, a folder or hf:NAME")
+        raise ConfigError("no source is given; name files, globs, a folder or hf:NAME")
     return found
 
 
 def source_files(sources: Sequence[str]) -> list[Path]:
-    """All files of the given sources, those of hubs left out; raises ValueError as above."""
+    """All files of the given sources, those of hubs left out; raises ConfigError as above."""
     found = [source for source in resolve_sources(sources) if isinstance(source, Path)]
     return [path for source in found for path in _files_of(source)]
 
@@ -90,14 +91,14 @@ def content_digests(
 
 
 def read_articles(resolved: Sequence[Path | str], fields: ArticleFields) -> Iterator[Passage]:
-    """Stream the articles of all sources; raises ValueError with file and line for a bad record."""
+    """Stream the articles of all sources; raises ConfigError naming the line of a bad record."""
     for source in resolved:
         for where, record in _records(source):
             title, text = record.get(fields.title), record.get(fields.text)
             if not isinstance(title, str) or not isinstance(text, str):
                 missing = fields.title if not isinstance(title, str) else fields.text
                 has = ", ".join(map(str, record)) or "nothing"
-                raise ValueError(f"{where}: field {missing!r} is no text; the record has: {has}")
+                raise ConfigError(f"{where}: field {missing!r} is no text; the record has: {has}")
             if text.strip():
                 yield Passage(" ".join(title.split()), " ".join(text.split()))
 
@@ -164,9 +165,9 @@ def _jsonl_records(source: Path, lines: IO[str]) -> Iterator[tuple[str, dict[str
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{source}:{number}: not JSON: {error}") from None
+            raise ConfigError(f"{source}:{number}: not JSON: {error}") from None
         if not isinstance(record, dict):
-            raise ValueError(f"{source}:{number}: expected an object per line")
+            raise ConfigError(f"{source}:{number}: expected an object per line")
         yield f"{source}:{number}", record
 
 

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict
 
+from pipeline.errors import ConfigError
+
 # How the configuration of a tool is read: no unknown key, no silent conversion.
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -109,7 +111,7 @@ class Tool(Protocol):
         ...
 
 
-class MissingExtra(ValueError):
+class MissingExtra(ConfigError):
     """An optional library is not installed; the message names the extra that brings it."""
 
     def __init__(self, tool: str, extra: str) -> None:

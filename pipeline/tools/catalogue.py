@@ -76,7 +76,7 @@ def build_tools(configs: Sequence[Any], load_generate: LoadGenerate | None = Non
             config = entry if is_dataclass(entry) else parse_tool_config(entry, f"tools.{index}")
             tools.extend(_build(config, load_generate))
         _refuse_equal_names(tools)
-    except ValueError:
+    except ConfigError:
         close_tools(tools)
         raise
     return tools
@@ -187,7 +187,7 @@ def _build(config: Any, load_generate: LoadGenerate | None) -> list[Tool]:
         case UnitsConfig():
             return [Units()]
         case FunctionConfig():
-            return [_build_function(config)]
+            return [build_user_function(config)]
         case MCPConfig():
             return list(build_mcp_tools(config))
     raise ConfigError(f"tools: {type(config).__name__} is no tool configuration")
@@ -199,7 +199,8 @@ def _build_search(config: WikiSearchConfig | DenseSearchConfig) -> WikiSearch | 
     return build_dense_search(config)
 
 
-def _build_function(config: FunctionConfig) -> Tool:
+def build_user_function(config: FunctionConfig) -> Tool:
+    """The tool of a user's function, under a name that no built-in tool has."""
     tool = build_function(config)
     if tool.spec.name.lower() in {name.lower() for name in BUILT_IN}:
         raise ConfigError(

@@ -106,17 +106,7 @@ class DenseSearch:
         self.min_similarity = min_similarity
         fingerprint = read_meta(Path(index)).get("fingerprint", "")
         self.vectors = _map_vectors(Path(index), fingerprint)
-        self.spec = ToolSpec(
-            name="DenseSearch",
-            version=content_version("1", fingerprint, results, result_limit, min_similarity),
-            description=(
-                "Searches an encyclopedia by meaning, so the words need not be the same, and "
-                "returns a short snippet as 'Title > text'. Example: who painted the Mona Lisa."
-            ),
-            parameters=one_string("query", "A question or a description of what to look for"),
-            result_limit=result_limit,
-            timeout_s=30.0,
-        )
+        self.spec = dense_search_spec(result_limit, fingerprint, results, min_similarity)
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """`Title > text`, several joined by ` | `; raises ToolError of kind no_result."""
@@ -161,6 +151,21 @@ class DenseSearch:
         vectors = self.embedder([query, *sentences])
         best = int(np.argmax(vectors[1:] @ vectors[0]))
         return Passage(passage.title, " ".join(sentences[best:]), passage.score)
+
+
+def dense_search_spec(result_limit: int, *contents: object) -> ToolSpec:
+    """What DenseSearch says of itself; its answers depend on `contents`."""
+    return ToolSpec(
+        name="DenseSearch",
+        version=content_version("1", *contents, result_limit),
+        description=(
+            "Searches an encyclopedia by meaning, so the words need not be the same, and "
+            "returns a short snippet as 'Title > text'. Example: who painted the Mona Lisa."
+        ),
+        parameters=one_string("query", "A question or a description of what to look for"),
+        result_limit=result_limit,
+        timeout_s=30.0,
+    )
 
 
 def build_dense_search(config: DenseSearchConfig) -> DenseSearch:

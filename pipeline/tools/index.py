@@ -20,6 +20,7 @@ from typing import Any
 from filelock import FileLock
 from tqdm import tqdm
 
+from pipeline.errors import ConfigError
 from pipeline.paths import cache_folder, folder_of
 from pipeline.tools.articles import (
     ArticleFields,
@@ -64,7 +65,7 @@ def build_index(settings: IndexSettings, index: Path, fill: Fill) -> Path:
     """Build the index unless one of exactly these contents and settings is there; return its path.
 
     Several processes may call it at the same time: one builds, the others wait. Progress goes to
-    stderr. Raises ValueError for a missing source, a bad record, or a file that is no index.
+    stderr. Raises ConfigError for a missing source, a bad record, or a file that is no index.
     """
     resolved = resolve_sources(settings.sources)
     index.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def _write(
         (count,) = connection.execute("SELECT count(*) FROM passages").fetchone()
         connection.close()
         if count == 0:
-            raise ValueError(f"{described}: no article with text in it")
+            raise ConfigError(f"{described}: no article with text in it")
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, index)
@@ -128,7 +129,7 @@ def _storable(text: str) -> str:
 def read_meta(index: Path) -> dict[str, str]:
     """The index's own description; empty for a missing file.
 
-    Raises ValueError for a file that is no index: `index` may point at something precious.
+    Raises ConfigError for a file that is no index: `index` may point at something precious.
     """
     if not index.exists():
         return {}
@@ -136,7 +137,7 @@ def read_meta(index: Path) -> dict[str, str]:
     try:
         return dict(connection.execute("SELECT key, value FROM meta").fetchall())
     except sqlite3.DatabaseError:
-        raise ValueError(f"{index}: exists and is no search index; name another file") from None
+        raise ConfigError(f"{index}: exists and is no search index; name another file") from None
     finally:
         connection.close()
 

@@ -26,7 +26,7 @@ from pipeline.calls import neutralise
 from pipeline.errors import ConfigError
 from pipeline.paths import cache_folder
 from pipeline.tools.base import STRICT, MissingExtra, ToolError, ToolSpec, content_version
-from pipeline.tools.pins import check_pins, pinned_names
+from pipeline.tools.pins import check_pins, is_pinned, pinned_names, pinned_tools
 from pipeline.tools.untrusted import content_text, safe_schema
 
 _GRACE_S = 5.0  # beyond a call's own limit, before the connection is given up
@@ -324,6 +324,24 @@ def build_mcp_tools(config: MCPConfig) -> list[MCPTool]:
         server.close()
         raise
     return tools
+
+
+def described_mcp_specs(config: MCPConfig) -> list[ToolSpec]:
+    """What a server's tools say of themselves: as pinned, else as it tells when it is asked once.
+
+    Raises ConfigError as `build_mcp_tools` does.
+    """
+    lock = Path(config.lock)
+    if is_pinned(lock, config.server, config.accept):
+        return [
+            _spec(config, name, definition)
+            for name, definition in pinned_tools(lock, config.server).items()
+            if any(fnmatchcase(name, pattern) for pattern in config.tools)
+        ]
+    tools = build_mcp_tools(config)
+    for tool in tools:
+        tool.close()
+    return [tool.spec for tool in tools]
 
 
 def declared_mcp_names(config: MCPConfig) -> list[str]:

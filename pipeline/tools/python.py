@@ -44,20 +44,7 @@ class Python:
         self._lock = threading.Lock()
         self._pool: Any = None
         self._owner = 0
-        self.spec = ToolSpec(
-            name="Python",
-            version="1",
-            description=(
-                "Runs a short Python program without files, network or packages and returns what "
-                "it prints and the value of its last expression. "
-                "Example: sum(n * n for n in range(10)) gives 285."
-            ),
-            parameters=one_string("code", "The program; statements may be separated by ;"),
-            result_limit=config.result_limit,
-            timeout_s=config.timeout_s,
-            reads_document=True,
-            cacheable=False,  # without a document date the clock is today's
-        )
+        self.spec = python_spec(config)
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """Printed text, then the last value; raises ToolError of the kinds of a program's end."""
@@ -106,6 +93,24 @@ class Python:
                 self._pool.__enter__()
                 self._owner = os.getpid()
             return self._pool
+
+
+def python_spec(config: PythonConfig) -> ToolSpec:
+    """What Python says of itself."""
+    return ToolSpec(
+        name="Python",
+        version="1",
+        description=(
+            "Runs a short Python program without files, network or packages and returns what "
+            "it prints and the value of its last expression. "
+            "Example: sum(n * n for n in range(10)) gives 285."
+        ),
+        parameters=one_string("code", "The program; statements may be separated by ;"),
+        result_limit=config.result_limit,
+        timeout_s=config.timeout_s,
+        reads_document=True,
+        cacheable=False,  # without a document date the clock is today's
+    )
 
 
 def _failure(message: str, kind: str) -> ToolError:

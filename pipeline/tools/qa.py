@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipeline.errors import ConfigError
 from pipeline.tools.articles import Passage
 from pipeline.tools.base import STRICT, ToolError, ToolSpec, content_version, one_string
 from pipeline.tools.dense import DenseSearchConfig
@@ -97,17 +98,7 @@ class QA:
         self.passages = passages
         self.max_answer_words = max_answer_words
         settings = (engine.spec.version, reader_identity, passages, max_answer_words)
-        self.spec = ToolSpec(
-            name="QA",
-            version=content_version("1", *settings),
-            description=(
-                "Answers a question about facts with a few words that stand in an encyclopedia, "
-                "or says that it does not know. Example: What is the capital of Portugal?"
-            ),
-            parameters=one_string("question", "A full question, for example Who wrote Emma?"),
-            result_limit=result_limit,
-            timeout_s=60.0,
-        )
+        self.spec = qa_spec(result_limit, *settings)
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """The best answer as its passage spells it; raises ToolError of kind no_result."""
@@ -124,6 +115,21 @@ class QA:
         if best is None:
             raise ToolError("no_result", f"unknown: no passage answers {question[:80]!r}")
         return best[1]
+
+
+def qa_spec(result_limit: int, *settings: object) -> ToolSpec:
+    """What QA says of itself; its answers depend on `settings`."""
+    return ToolSpec(
+        name="QA",
+        version=content_version("1", *settings),
+        description=(
+            "Answers a question about facts with a few words that stand in an encyclopedia, "
+            "or says that it does not know. Example: What is the capital of Portugal?"
+        ),
+        parameters=one_string("question", "A full question, for example Who wrote Emma?"),
+        result_limit=result_limit,
+        timeout_s=60.0,
+    )
 
 
 def find_in_passage(answer: str, passage: Passage) -> str | None:
@@ -225,7 +231,7 @@ class ExtractiveReader:
 def build_qa(config: QAConfig, engine: SearchEngine, generate: Generate | None) -> QA:
     """The tool of a configuration. `generate` runs the causal reader's model, if it is one.
 
-    Raises ValueError for a causal reader without a `generate`.
+    Raises ConfigError for a causal reader without a `generate`.
     """
     reader: Reader
     if isinstance(config.reader, ExtractiveReaderConfig):
@@ -233,7 +239,7 @@ def build_qa(config: QAConfig, engine: SearchEngine, generate: Generate | None) 
     elif generate is not None:
         reader = GenerativeReader(generate)
     else:
-        raise ValueError("QA: a causal reader needs a generate function and none was given")
+        raise ConfigError("QA: a causal reader needs a generate function and none was given")
     return QA(
         engine,
         reader,

@@ -101,17 +101,7 @@ class WikiSearch:
     def __init__(self, engine: BM25Engine, *, results: int = 1, result_limit: int = 200) -> None:
         self.engine = engine
         self.results = results
-        self.spec = ToolSpec(
-            name="WikiSearch",
-            version=content_version("1", engine.fingerprint, results, result_limit),
-            description=(
-                "Searches an encyclopedia by words and returns a short snippet as 'Title > text'. "
-                "Example: capital of Portugal."
-            ),
-            parameters=one_string("query", "What to look for: names and key words"),
-            result_limit=result_limit,
-            timeout_s=SEARCH_TIMEOUT_S,
-        )
+        self.spec = wiki_search_spec(result_limit, engine.fingerprint, results)
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """`Title > text`, several joined by ` | `; raises ToolError of kind no_result."""
@@ -130,6 +120,21 @@ class WikiSearch:
     def _marked(self, query: str, limit: int) -> list[Passage]:
         terms = query_terms(query)
         return self.engine.find(terms, limit, (_MATCH, _END)) if terms else []
+
+
+def wiki_search_spec(result_limit: int, *contents: object) -> ToolSpec:
+    """What WikiSearch says of itself; its answers depend on `contents`."""
+    return ToolSpec(
+        name="WikiSearch",
+        version=content_version("1", *contents, result_limit),
+        description=(
+            "Searches an encyclopedia by words and returns a short snippet as 'Title > text'. "
+            "Example: capital of Portugal."
+        ),
+        parameters=one_string("query", "What to look for: names and key words"),
+        result_limit=result_limit,
+        timeout_s=SEARCH_TIMEOUT_S,
+    )
 
 
 class FtsEngine:
@@ -162,7 +167,7 @@ class FtsEngine:
 def build_wiki_search(config: WikiSearchConfig) -> WikiSearch:
     """The tool of a configuration; builds its index if there is none, or another one's.
 
-    Raises ValueError for a missing source, a bad record, or an `index` that is another file.
+    Raises ConfigError for a missing source, a bad record, or an `index` that is another file.
     """
     fields = ArticleFields(config.title_field, config.text_field)
     name = f"wikisearch-{config.engine}"

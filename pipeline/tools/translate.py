@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline.errors import ConfigError
 from pipeline.tools.base import STRICT, ToolError, ToolSpec, content_version, one_string
 from pipeline.tools.language import detect_language, rank_languages
 
 MODES = Path("/usr/share/apertium/modes")  # where Debian puts the pairs
 MAX_CHARACTERS = 2000
+NO_APERTIUM = (
+    "apertium is not installed; on Debian and Ubuntu: apt-get install apertium apertium-eng-spa"
+)
 
 # ISO 639-1 -> 639-3, as in the names of apertium's pairs and (with the script) of NLLB.
 ISO3 = {
@@ -87,18 +91,7 @@ class MT:
     def __init__(self, translator: Translator, config: MTConfig = MTConfig()) -> None:
         self.translator = translator
         self.config = config
-        settings = (translator.identity, config.target, config.source)
-        self.spec = ToolSpec(
-            name="MT",
-            version=content_version("1", *settings),
-            description=(
-                f"Translates a phrase or a sentence into {config.target} (ISO 639-1); the "
-                "language it is in is recognised. Example: la biblioteca gives the library."
-            ),
-            parameters=one_string("text", "The words to translate, in their own language"),
-            result_limit=config.result_limit,
-            timeout_s=config.timeout_s,
-        )
+        self.spec = mt_spec(config, translator.identity)
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """The translation; raises ToolError (unsupported, too_large, no_result, timeout, crash)."""
@@ -130,12 +123,32 @@ class MT:
         raise ToolError("unsupported", f"the language of {text[:60]!r} is not recognised")
 
 
+def mt_spec(config: MTConfig, identity: str = "") -> ToolSpec:
+    """What MT says of itself; `identity` is the backend's."""
+    return ToolSpec(
+        name="MT",
+        version=content_version("1", identity, config.target, config.source),
+        description=(
+            f"Translates a phrase or a sentence into {config.target} (ISO 639-1); the "
+            "language it is in is recognised. Example: la biblioteca gives the library."
+        ),
+        parameters=one_string("text", "The words to translate, in their own language"),
+        result_limit=config.result_limit,
+        timeout_s=config.timeout_s,
+    )
+
+
 def build_mt(config: MTConfig) -> MT:
-    """The tool of a configuration; raises ValueError when the backend is not installed."""
+    """The tool of a configuration; raises ConfigError when the backend is not installed."""
     rank_languages("")  # a missing library is said at start, not at the first call
     if config.model is not None:
         return MT(Seq2SeqTranslator(config.model, config.device), config)
     return MT(ApertiumTranslator(timeout_s=config.timeout_s), config)
+
+
+def apertium_is_there() -> bool:
+    """Whether apertium's programs are installed."""
+    return shutil.which("apertium-wblank-mode") is not None
 
 
 class ApertiumTranslator:
@@ -144,11 +157,8 @@ class ApertiumTranslator:
     identity = "apertium"
 
     def __init__(self, timeout_s: float = 20.0) -> None:
-        if shutil.which("apertium-wblank-mode") is None:
-            raise ValueError(
-                "MT: apertium is not installed; on Debian and Ubuntu: "
-                "apt-get install apertium apertium-eng-spa"
-            )
+        if not apertium_is_there():
+            raise ConfigError(f"MT: {NO_APERTIUM}")
         self.timeout_s = timeout_s
         self._pipes: dict[str, _ApertiumPipe] = {}
         self._lock = threading.Lock()

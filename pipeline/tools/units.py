@@ -44,19 +44,20 @@ class UnitsConfig:
 class Units:
     """Converts a quantity into another unit; see `convert`."""
 
+    spec = ToolSpec(
+        name="Units",
+        version="1",
+        description=(
+            "Converts a quantity into another unit of length, weight, volume, time, speed, "
+            "temperature, energy and so on. Example: 5 miles to km gives 8.05 km."
+        ),
+        parameters=one_string("conversion", "A quantity, `to`, and a unit: 5 miles to km"),
+        result_limit=80,
+        timeout_s=5.0,
+    )
+
     def __init__(self) -> None:
         _registry()  # a missing library is said at start, not at the first call
-        self.spec = ToolSpec(
-            name="Units",
-            version="1",
-            description=(
-                "Converts a quantity into another unit of length, weight, volume, time, speed, "
-                "temperature, energy and so on. Example: 5 miles to km gives 8.05 km."
-            ),
-            parameters=one_string("conversion", "A quantity, `to`, and a unit: 5 miles to km"),
-            result_limit=80,
-            timeout_s=5.0,
-        )
 
     def run(self, arguments: dict[str, Any], document: Mapping[str, Any]) -> str:
         """The converted quantity, with the unit as it was asked for."""

@@ -1,14 +1,21 @@
 """A user's own function as a tool, and the closed list of tools."""
 
+import dataclasses
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.errors import ConfigError
+from pipeline.tools import listing
 from pipeline.tools.calculator import CalculatorConfig
 from pipeline.tools.catalogue import BUILT_IN, build_tools, declared_names, parse_tool_config
 from pipeline.tools.executor import Executor
+from pipeline.tools.listing import list_built_in, list_tools
 
 GOOD = '''
 from helper import PEOPLE
@@ -195,3 +202,79 @@ def test_every_tool_describes_itself(tmp_path):
         assert chat["function"]["parameters"] == tool.spec.parameters
     assert [tool.spec.name for tool in tools] == [entry["name"] for entry in entries]
     assert {entry["name"] for entry in entries} <= set(BUILT_IN)
+
+
+# -- listed without being opened ------------------------------------------------------------------
+
+
+def test_a_tool_is_listed_as_it_is_built(tmp_path, mine):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"title": "Oak", "text": "A tree."}', "utf-8")
+    searched = {"sources": [str(source)], "index": f"{source}.sqlite", "result_limit": 90}
+    entries = [{"name": "Calculator"}, {"name": "Calendar"}, {"name": "WikiSearch", **searched}]
+    entries.append({"name": "Function", "function": f"{mine}:population", "rename": "People"})
+    for name, library in (("Units", "pint"), ("Python", "pydantic_monty")):
+        if importlib.util.find_spec(library):
+            entries.append({"name": name})
+    listed = list_tools(entries)
+    assert not Path(f"{source}.sqlite").exists()
+    assert all(tool.missing is None for tool in listed)
+    built = [tool.spec for tool in build_tools(entries)]
+    for shown, its in zip(listed, built, strict=True):
+        assert dataclasses.replace(shown.spec, version=its.version) == its
+
+
+def test_what_is_missing_is_said_tool_by_tool(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(listing, "find_spec", lambda module: None)
+    monkeypatch.setattr(listing, "apertium_is_there", lambda: False)
+    missing = {tool.spec.name: tool.missing for tool in list_built_in()}
+    assert list(missing) == list(BUILT_IN)
+    for name in ("Calculator", "Calendar", "WikiSearch"):
+        assert missing[name] is None
+    for name, part in (
+        ("DenseSearch", "callsieve[dense]"),
+        ("QA", "no model to read with; give `reader:"),
+        ("MT", "apertium is not installed"),
+        ("Python", "callsieve[python]"),
+        ("Units", "callsieve[units]"),
+    ):
+        assert part in missing[name]
+    monkeypatch.setattr(listing, "apertium_is_there", lambda: True)
+    assert "callsieve[mt]" in {t.spec.name: t.missing for t in list_built_in()}["MT"]
+    (tmp_path / "c.yaml").write_text(
+        "tools: [{name: WikiSearch, sources: [nowhere.jsonl]}, {name: WikiSearch, engine: tantivy}]"
+    )
+    assert main(["tools", "list", "--config", str(tmp_path / "c.yaml")]) == 0
+    out, err = capsys.readouterr()
+    shown = " ".join(out.split())
+    assert "'nowhere.jsonl': no such file" in shown and "callsieve[tantivy]" in shown and not err
+
+
+def test_a_pinned_server_is_listed_without_being_started(tmp_path):
+    definition = {"description": "Echoes.", "inputSchema": {"type": "object"}}
+    lock = tmp_path / "lock.json"
+    lock.write_text(
+        json.dumps({"odd": {"hash": "0", "tools": {"echo": definition, "other": definition}}})
+    )
+    entry = {"name": "MCP", "server": "odd", "command": ["no-such-program"], "tools": ["e*"]}
+    (echo,) = list_tools([{**entry, "lock": str(lock)}])
+    assert (echo.spec.name, echo.spec.description) == ("odd.echo", "Echoes.")
+    assert echo.spec.effects
+
+
+def test_the_list_loads_no_library_that_tools_run_on():
+    heavy = ("torch", "transformers", "sentence_transformers", "pint", "pydantic_monty", "mcp")
+    program = (
+        "import sys; from pipeline.cli import main; main(['tools', 'list', '--json']); "
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"
+    assert [tool["name"] for tool in json.loads(done.stdout)] == list(BUILT_IN)
+
+
+def test_a_tool_that_cannot_run_ends_a_command_with_a_message(monkeypatch, capsys):
+    monkeypatch.setattr("pipeline.tools.translate.shutil.which", lambda name: None)
+    pytest.importorskip("py3langid")
+    assert main(["tools", "call", "MT", "la casa"]) == 2
+    assert "apertium is not installed" in capsys.readouterr().err
