@@ -392,12 +392,24 @@ def _explain(origin: str, raw: Any, error: Any) -> str:
     if error["type"] == "dataclass_type":
         allowed = _allowed_keys(location)
         return f"{origin}: `{path}` = {value!r}: expected a mapping. Allowed: {', '.join(allowed)}"
-    return f"{origin}: `{path}` = {value!r}: {error['msg']}"
+    other = ""
+    if _is_type_name(error["loc"][-1]):
+        other = f", or a mapping with {', '.join(_allowed_keys(location))}"
+    return f"{origin}: `{path}` = {value!r}: {error['msg']}{other}"
 
 
 def _says_less(error: Any) -> bool:
-    """A list whose only item is wrong is also reported as empty."""
-    return error["type"] == "too_short" and bool(error.get("input"))
+    """Whether another error says more about the same value.
+
+    A list whose only item is wrong is also reported as empty, and of a value that is a number or a
+    mapping, what it would lack as the other of the two is reported as well.
+    """
+    if error["type"] == "too_short":
+        return bool(error.get("input"))
+    last = error["loc"][-1] if error["loc"] else None
+    if not _is_type_name(last):
+        return False
+    return (last == "FalseKeepRate") != isinstance(error.get("input"), Mapping)
 
 
 def _is_type_name(part: Any) -> bool:

@@ -115,6 +115,25 @@ def test_refusals(raw: dict[str, Any], path: str, value: Any, parts: list[str]) 
         assert part in message, message
 
 
+@pytest.mark.parametrize("path", ["select.tau_f", "select.per_tool.Calculator"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("abc", "` = 'abc': Input should be a valid number, or a mapping with false_keep_rate"),
+        (-1, "` = -1: Input should be greater than or equal to 0, or a mapping with false_keep"),
+        ([1], "` = [1]: Input should be a valid number, or a mapping with false_keep_rate"),
+        ({"false_keep_rate": 3}, ".false_keep_rate` = 3: Input should be less than 1"),
+        ({"false_keep_rate": "x"}, ".false_keep_rate` = 'x': Input should be a valid number"),
+        ({}, ".false_keep_rate` is missing"),
+    ],
+)
+def test_a_number_or_a_mapping_is_refused_in_one_line(
+    raw: dict[str, Any], path: str, value: Any, said: str
+) -> None:
+    message = refusal(put(raw, path, value))
+    assert message.startswith(f"c.yaml: `{path}{said}") and len(message.splitlines()) == 1
+
+
 def test_missing_sections(raw: dict[str, Any]) -> None:
     for key in ("name", "corpus", "model", "tools"):
         without = {k: v for k, v in raw.items() if k != key}
