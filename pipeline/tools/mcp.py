@@ -8,10 +8,11 @@ dies is started once more, and after that its calls are failures of kind `unavai
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from pipeline.tools.untrusted import content_text, safe_schema
 
 _GRACE_S = 5.0  # beyond a call's own limit, before the connection is given up
 _PROBE_S = 2.0  # within which a server must answer after a timeout, else it counts as dead
-_MAX_EVENT_BYTES = 64 * 2**20
+_MAX_ANSWER_BYTES = 64 * 2**20  # of one event, or of an answer that is one JSON document
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
 
 
@@ -85,6 +86,7 @@ class MCPServer:
             import mcp  # noqa: F401
         except ImportError:
             raise MissingExtra("MCP", "mcp") from None
+        logging.getLogger("mcp.client").setLevel(logging.CRITICAL)  # its errors are raised as well
         self.config = config
         self._lock = threading.RLock()
         self._exit: ExitStack | None = None
@@ -188,15 +190,12 @@ class MCPServer:
 
     def _transport(self, stack: ExitStack) -> Any:
         if self.config.url is not None:
-            import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            headers = {key: os.path.expandvars(value) for key, value in self.config.headers.items()}
-            timeout = httpx2.Timeout(10.0, read=self.config.timeout_s + _GRACE_S)
-            http = httpx2.AsyncClient(headers=headers, timeout=timeout)
+            http = _http_client(self.config)
             stack.enter_context(self._portal.wrap_async_context_manager(http))
             return streamable_http_client(
-                self.config.url, http_client=http, max_sse_event_size=_MAX_EVENT_BYTES
+                self.config.url, http_client=http, max_sse_event_size=_MAX_ANSWER_BYTES
             )
         from mcp import StdioServerParameters
         from mcp.client.stdio import stdio_client
@@ -279,6 +278,38 @@ class MCPServer:
 
         if isinstance(message, ToolListChangedNotification):
             self._changed = True
+
+
+def _http_client(config: MCPConfig) -> Any:
+    import httpx2
+
+    return httpx2.AsyncClient(
+        headers={key: os.path.expandvars(value) for key, value in config.headers.items()},
+        timeout=httpx2.Timeout(10.0, read=config.timeout_s + _GRACE_S),
+        event_hooks={"response": [_bound_document]},
+    )
+
+
+async def _bound_document(response: Any) -> None:
+    """Let the body of an answer be read up to the limit; the events of a stream have their own.
+
+    Bytes are counted as they are after decompression.
+    """
+    import httpx2
+
+    if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        return
+    read = response.aiter_bytes
+
+    async def bounded(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in read(chunk_size):
+            size += len(part)
+            if size > _MAX_ANSWER_BYTES:
+                raise httpx2.StreamError(f"the answer is over {_MAX_ANSWER_BYTES:,} bytes")
+            yield part
+
+    response.aiter_bytes = bounded
 
 
 # Names that do not change what a tool is or does.

@@ -1,9 +1,13 @@
 """MCP: real servers over stdio and HTTP, good ones and odd ones, and our own tools served."""
 
+import asyncio
+import gzip
+import http.server
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +15,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mcp")
+
+import httpx2
 
 from pipeline.errors import ConfigError
 from pipeline.tools import mcp as tools_mcp
@@ -129,20 +135,48 @@ def test_odd_server_over_http(tmp_path, state, http_server):
         assert time.perf_counter() - start < 20
 
 
-def test_an_event_over_the_limit_is_a_failure_of_its_call(
-    tmp_path, state, http_server, monkeypatch
+@pytest.mark.parametrize("tool", ["stream", "huge"])  # an event, and one JSON document
+def test_an_answer_over_the_limit_is_a_failure_of_its_call(
+    tmp_path, state, http_server, monkeypatch, caplog, tool
 ):
     """An answer is held in memory up to a limit and no further; the server stays usable."""
-    assert tools_mcp._MAX_EVENT_BYTES == 64 * 2**20
+    assert tools_mcp._MAX_ANSWER_BYTES == 64 * 2**20
     url = f"http://127.0.0.1:{http_server[0]}/mcp"
     config = odd_config(tmp_path, state, command=(), url=url, timeout_s=20.0)
     for limit, fits in ((9_000_000, False), (12_000_000, True)):  # its text goes over twice
-        monkeypatch.setattr(tools_mcp, "_MAX_EVENT_BYTES", limit)
+        monkeypatch.setattr(tools_mcp, "_MAX_ANSWER_BYTES", limit)
         with Executor(build_mcp_tools(config), retries=0) as executor:
-            huge = executor.execute("odd.stream", "")
+            huge = executor.execute(f"odd.{tool}", "")
             assert (huge.error_kind is None) == fits, huge.error
             assert fits or huge.error_kind in {"network", "tool_error"}
             assert executor.execute("odd.echo", "still here").result == "still here"
+    assert "Traceback" not in caplog.text
+
+
+def test_a_compressed_answer_counts_as_what_it_becomes(tmp_path, state, monkeypatch):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = gzip.compress(b" " * 100_000)
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-encoding", "gzip")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    async def read() -> int:
+        async with tools_mcp._http_client(config) as client:
+            return len((await client.get(url)).content)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        config = odd_config(tmp_path, state, command=(), url=url)
+        assert asyncio.run(read()) == 100_000
+        monkeypatch.setattr(tools_mcp, "_MAX_ANSWER_BYTES", 99_999)
+        with pytest.raises(httpx2.StreamError, match="over 99,999 bytes"):
+            asyncio.run(read())
+        server.shutdown()
 
 
 def test_dead_server_is_started_once_more(tmp_path, state):
