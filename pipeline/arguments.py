@@ -69,7 +69,7 @@ def day(text: str) -> str:
 
 
 def add_limits(run: argparse.ArgumentParser) -> None:
-    """Add to `agent run` what bounds a run, and what its calls may look like."""
+    """Add to `agent run` what bounds a run, and what its calls and its answer may look like."""
     run.add_argument(
         "--approvals",
         type=Path,
@@ -90,6 +90,13 @@ def add_limits(run: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="S",
         help="end the run after so many seconds; looked at before each turn",
+    )
+    run.add_argument(
+        "--answer",
+        metavar="FORM",
+        help="the form that the answer must have: number, integer, date (2023-01-30), a FILE.json "
+        "that holds a JSON Schema, or a /REGULAR EXPRESSION/ for all of it. An answer of another "
+        "form goes back to the model; with --constrain it is forced (not in inline)",
     )
     run.add_argument(
         "--inline-calls",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.agent.approvals import ask_on_terminal, read_approvals
+from pipeline.agent.checks import OutputForm
 from pipeline.agent.limits import Limits
 from pipeline.agent.policies import Policy
 from pipeline.agent.strategies import StrategyResult, run_strategy, strategy_named
@@ -21,13 +22,20 @@ from pipeline.tools.approval import ApprovalPolicy
 from pipeline.tools.base import Tool
 from pipeline.tools.executor import Executor
 
+# The answers that `--answer` knows by name, as regular expressions.
+FORMS = {
+    "number": r"-?[0-9]+(,[0-9]{3})*(\.[0-9]+)?",
+    "integer": r"-?[0-9]+",
+    "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
+}
+
 
 def run_question(args: argparse.Namespace, tools: Sequence[Tool]) -> int:
     """Run `callsieve agent run`; exit code 0 when an answer was submitted, else 1.
 
     Reads `model, question, protocol, strategy, max_steps, date, trace, json` of the arguments,
-    and `approvals, max_tokens, max_seconds, inline_calls, constrain` where there are any. The trace
-    goes to stderr, the answer (or with `json` the whole result) to stdout.
+    and `approvals, max_tokens, max_seconds, answer, inline_calls, constrain` where there are any.
+    The trace goes to stderr, the answer (or with `json` the whole result) to stdout.
     """
     given: dict[str, Any] = vars(args)
     result = answer_question(
@@ -40,6 +48,7 @@ def run_question(args: argparse.Namespace, tools: Sequence[Tool]) -> int:
         date=args.date,
         trace=args.trace,
         approvals=given.get("approvals"),
+        output=answer_form(given["answer"]) if given.get("answer") else None,
         inline_calls=given.get("inline_calls", False),
         constrain=given.get("constrain", False),
         show=True,
@@ -59,6 +68,7 @@ def answer_question(
     date: str | None = None,
     trace: Path | None = None,
     approvals: Path | None = None,
+    output: OutputForm | None = None,
     inline_calls: bool = False,
     constrain: bool = False,
     show: bool = False,
@@ -66,7 +76,8 @@ def answer_question(
     """Answer one question by a strategy; see `make_policy` for what `model` may be.
 
     `trace` is a file for the events as JSONL, `approvals` a policy file; without one every call
-    with effects is asked for on the terminal. `inline_calls` answers calls within a turn of
+    with effects is asked for on the terminal. `output` is the form of the answer; `inline_calls`
+    answers calls within a turn of
     `react`; `constrain` makes malformed calls impossible (a local model only). `show` prints the
     events to stderr as they happen.
     Raises ConfigError for settings that cannot work, WorkError for an endpoint without a model.
@@ -79,6 +90,7 @@ def answer_question(
         protocol=protocol,
         limits=limits or Limits(),
         prefixes=not _is_address(model),
+        output=output,
         inline_calls=inline_calls,
     )
     task = Task(question, "q", document={"date": date, "doc_id": "question"})
@@ -99,6 +111,29 @@ def answer_question(
 
         (result,) = run_strategy(strategy, [task], policy, executor, settings, on_event=emit)
     return result
+
+
+def answer_form(text: str) -> OutputForm:
+    """Read `--answer`: a name of `FORMS`, a file of a JSON Schema, or a `/regular expression/`.
+
+    Raises ConfigError for anything else, and for a schema or an expression that is not valid.
+    """
+    if text in FORMS:
+        return OutputForm(pattern=FORMS[text])
+    if len(text) > 2 and text.startswith("/") and text.endswith("/"):
+        return OutputForm(pattern=text[1:-1])
+    if not text.endswith(".json"):
+        raise ConfigError(
+            f"--answer {text!r}; allowed: {', '.join(FORMS)}, a FILE.json that holds a JSON "
+            "Schema, or a /REGULAR EXPRESSION/"
+        )
+    try:
+        schema = json.loads(Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--answer {text}: no JSON Schema can be read: {error}") from None
+    if not isinstance(schema, dict):
+        raise ConfigError(f"--answer {text}: a JSON Schema is an object, not {schema!r}")
+    return OutputForm(schema=schema)
 
 
 def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from rich.console import Console
 
-from pipeline.agent.command import answer_question, make_policy, run_question
+from pipeline.agent.command import FORMS, answer_form, answer_question, make_policy, run_question
 from pipeline.agent.environments.desks import library_tools
 from pipeline.agent.limits import EXIT_REASONS, Limits
 from pipeline.agent.loop import run_episode
@@ -91,6 +91,9 @@ RUN = ["agent", "run", "no-such-model", "q", "--tools", "Calculator"]
         (["--max-seconds", "nan"], ["--max-seconds", "'nan'", "above 0"]),
         (["--max-steps", "0"], ["max_steps is 0", "1 or more"]),
         (["--inline-calls", "--protocol", "chat"], ["--inline-calls", "chat", "react"]),
+        (["--answer", "nubmer"], ["--answer", "'nubmer'", "number, integer, date", "FILE.json"]),
+        (["--answer", "/[/"], ["output", "not valid"]),
+        (["--answer", "no-such.json"], ["--answer", "no-such.json", "no JSON Schema"]),
         (["--approvals", "no-such.yaml"], ["approvals", "no-such.yaml"]),
     ],
 )
@@ -126,3 +129,38 @@ def test_options_reach_the_run(folder, tmp_path, capsys):
     masked = json.loads(capsys.readouterr().out)["runs"][0]
     assert not masked["flags"].get("parse_failure") and masked["messages"][2]["role"] == "assistant"
     assert make_policy(folder, "react", True).constrain
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ("number", ["3", "-0.5", "1,200.25"], ["", "three", "3 apples", "1e5", "1."]),
+        ("integer", ["986", "-2"], ["9.5", "1,200"]),
+        ("date", ["2023-01-30"], ["2023-13-01", "30 January 2023"]),
+        ("/yes|no/", ["yes"], ["maybe", "yes, no"]),
+    ],
+)
+def test_forms_of_an_answer(form, right, wrong):
+    read = answer_form(form)
+    assert all(read.problem(answer) is None for answer in right)
+    assert all(read.problem(answer) is not None for answer in wrong)
+
+
+def test_an_answer_has_the_form_that_was_asked_for(folder, tmp_path, capsys):
+    """A model without sense writes it where the form is forced; unforced, it is not let through."""
+    schema = tmp_path / "form.json"
+    schema.write_text('{"type": "array", "items": {"type": "boolean"}, "maxItems": 2}')
+    run = [*RUN[:2], folder, *RUN[3:], "--strategy", "standard", "--json"]
+    for form in (*FORMS, "/(left|right) [0-9]/", str(schema)):
+        assert main([*run, "--answer", form, "--constrain"]) == 0
+        answer = json.loads(capsys.readouterr().out)["answer"]
+        assert answer_form(form).problem(answer) is None
+    assert main([*run, "--answer", "date"]) == 1
+    assert json.loads(capsys.readouterr().out)["answer"] is None
+
+
+def test_a_file_that_is_no_schema_is_refused(tmp_path, capsys):
+    for text, said in (("{", "no JSON Schema"), ("[1]", "is an object"), ('{"type": 3}', "valid")):
+        (tmp_path / "form.json").write_text(text)
+        assert main([*RUN, "--answer", str(tmp_path / "form.json")]) == 2
+        assert said in capsys.readouterr().err
