@@ -7,8 +7,11 @@ import copy
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
@@ -18,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -165,6 +169,53 @@ def test_killed_in_every_stage_and_run_again(
     assert not list(folder.path.rglob("*.tmp"))  # nothing half-written is left
     _, said = run(config, folder)
     assert said == [f"{folder.path}: everything is done"]
+
+
+def with_files_of(size: int, command: list[str]) -> tuple[int, str]:
+    """Run a command in a process that can write no file over `size` bytes: a disk that is full."""
+    program = (
+        "import resource, sys; from pipeline.cli import main; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def test_a_disk_that_is_full_at_the_checkpoint(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(finished.path, folder.path)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(raw))
+    command = ["finetune", str(tmp_path / "c.yaml"), "--run-dir", str(folder.path)]
+    command += ["--finetune.max_steps", "2", "--finetune.batch_size", "2"]
+    code, err = with_files_of(100_000, command)
+    assert code == 1 and "Traceback" not in err
+    assert "the checkpoint cannot be written" in err and "too large" in err
+    assert not list(folder.path.rglob("*.tmp/*"))  # half a checkpoint would fill the disk further
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, model_folder: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.nn.init.zeros_(model.get_input_embeddings().weight)
+
+    def save() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        try:
+            save_checkpoint(model, tokenizer, folder, {"new": True})
+        except WorkError:
+            os._exit(3)
+
+    child = multiprocessing.get_context("fork").Process(target=save)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 3
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_finished_shards_are_not_done_again(

@@ -8,12 +8,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.calls import CallSyntax
@@ -23,6 +26,7 @@ from pipeline.lm.tokens import check_tokenizer, encode_piece
 from pipeline.paths import find
 from pipeline.shards import write_json
 
+_EXTRA = "callsieve.json"
 _EDGE_BYTES = 1 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 # A marker that is new to the vocabulary starts from the row of the sign it stands for.
@@ -158,21 +162,27 @@ def add_markers(model: Any, tokenizer: Any, syntax: CallSyntax) -> None:
 def save_checkpoint(model: Any, tokenizer: Any, folder: Path, extra: Mapping[str, Any]) -> None:
     """Save an ordinary checkpoint that `AutoModelForCausalLM.from_pretrained(folder)` loads.
 
-    `extra` is written to `callsieve.json` beside it: how the model writes its calls.
+    `extra` is written to `callsieve.json` beside it: how the model writes its calls. Raises
+    WorkError when it cannot be written; a checkpoint that was in the folder is then left as it was.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     _forget_quantisation(model)
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        write_json(folder / "callsieve.json", dict(extra))
-    except OSError as error:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        write_json(temporary / _EXTRA, dict(extra))
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(temporary.iterdir(), key=lambda file: file.name == _EXTRA):
+            os.replace(file, folder / file.name)
+    except (OSError, SafetensorError) as error:
         raise WorkError(f"{folder}: the checkpoint cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_extra(folder: str | Path) -> dict[str, Any]:
     """Read `callsieve.json` of a checkpoint; empty when it is not one of ours."""
-    path = Path(folder) / "callsieve.json"
+    path = Path(folder) / _EXTRA
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
