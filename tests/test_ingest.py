@@ -18,7 +18,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny
 
+from pipeline.cli import main
 from pipeline.config import parse_config
 from pipeline.context import Context
 from pipeline.errors import ConfigError, WorkError
@@ -248,6 +250,29 @@ def test_source_that_cannot_be_read_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=message):
         run_ingest(tmp_path, [make(tmp_path)])
     assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".jsonl.gz", ".parquet", "folder", "saved"])
+def test_a_corpus_without_the_text_field_is_refused_by_name(
+    tmp_path: Path, kind: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_kind(
+        tmp_path, kind, [{"body": f"{TEXT} {n}.", "written": "2020"} for n in "abc"]
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    raw = tiny.raw_config(inputs, model={"path": str(tmp_path / "model")})
+    for limit in (None, 2):
+        raw["corpus"]["sources"] = [{**source, "limit": limit}]
+        (tmp_path / "c.yaml").write_text(json.dumps(raw))
+        command = ["ingest", str(tmp_path / "c.yaml"), "--run-dir", str(tmp_path / "run")]
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert str(source.get("path") or source["dataset"]) in said
+        assert "`text_field` = 'text'" in said and "there is body, written; name the one" in said
+    raw["corpus"]["sources"] = [{**source, "text_field": "body"}]
+    (tmp_path / "c.yaml").write_text(json.dumps(raw))
+    assert main(command) == 0
 
 
 @pytest.mark.parametrize("name", ["broken.jsonl.gz", "broken.parquet"])

@@ -62,7 +62,8 @@ def open_sources(sources: Iterable[Source], max_bytes: int) -> Iterator[Record |
     """Read all sources, one after the other.
 
     The files are looked up at once, so a missing one is reported before anything is read.
-    Raises ConfigError for a file that is missing, unreadable or of an unknown kind.
+    Raises ConfigError for a file that is missing, unreadable, of an unknown kind, or without the
+    field that should hold the text.
     """
     streams: list[Iterator[Record | Reject]] = []
     for source in sources:
@@ -71,8 +72,29 @@ def open_sources(sources: Iterable[Source], max_bytes: int) -> Iterator[Record |
             stream = _read_dataset(rows, source, max_bytes)
         else:
             stream = _read_files(files_of(source), source, max_bytes)
-        streams.append(itertools.islice(stream, source.limit))
+        streams.append(_with_text(itertools.islice(stream, source.limit), source))
     return itertools.chain.from_iterable(streams)
+
+
+def _with_text(stream: Iterator[Record | Reject], source: Source) -> Iterator[Record | Reject]:
+    """Pass on what a source holds; raises ConfigError when its text field was never filled."""
+    first: Reject | None = None
+    filled = False
+    for item in stream:
+        if isinstance(item, Reject) and item.reason == "missing_text_field":
+            first = first or item
+        else:
+            filled = True
+        yield item
+    if first is not None and not filled:
+        raise _without_text(first.file, source, f"no record has it filled; {first.excerpt}")
+
+
+def _without_text(file: str, source: Source, what: str) -> ConfigError:
+    return ConfigError(
+        f"corpus.sources: {file}: `text_field` = {source.text_field!r}: {what}; name the one that "
+        "holds the text"
+    )
 
 
 def _read_files(files: Iterable[Path], source: Source, max_bytes: int) -> Iterator[Record | Reject]:
@@ -203,6 +225,8 @@ def _read_csv(
             continue
         if row is None:
             return
+        if source.text_field not in row:
+            raise _without_text(place.file, source, f"no such column; {_listed(row)}")
         yield record_of(row, source, place, lines.number, max_bytes)
 
 
@@ -233,6 +257,9 @@ def _read_parquet(
     path: Path, source: Source, place: Place, max_bytes: int
 ) -> Iterator[Record | Reject]:
     with pq.ParquetFile(path) as file:
+        if source.text_field not in file.schema_arrow.names:
+            listed = _listed(file.schema_arrow.names)
+            raise _without_text(place.file, source, f"no such column; {listed}")
         columns = [name for name in _fields(source) if name in file.schema_arrow.names]
         row_number = 0
         for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
@@ -294,13 +321,17 @@ def _fields(source: Source) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
+def _listed(names: Iterable[Any]) -> str:
+    return "there is " + ", ".join(str(name) for name in names if name is not None)
+
+
 def record_of(
     row: Mapping[str, Any], source: Source, place: Place, line: int, max_bytes: int
 ) -> Record | Reject:
     """Take text, date and URL out of a row, or say why that is not possible."""
     text = row.get(source.text_field)
     if text is None:
-        return _reject(place, line, "missing_text_field", "fields: " + ", ".join(map(str, row)))
+        return _reject(place, line, "missing_text_field", _listed(row))
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
