@@ -423,6 +423,7 @@ def _tools_serve(args: Any) -> None:
 def _agent_run(args: Any) -> int:
     from pipeline.agent.command import run_question
 
+    _load_silently()
     return run_question(args, _tool_list(args.config, args.tools))
 
 
@@ -453,6 +454,7 @@ def _generate(args: Any) -> None:
     from pipeline.report.terminal import print_generation
     from pipeline.tools.executor import Executor
 
+    _load_silently()
     live = sys.stdout.isatty() and not args.json
     stream = GenerationStream(args.prompt, Console()) if live else None
     executor = None
@@ -476,6 +478,13 @@ def _generate(args: Any) -> None:
         stream.finish(made)
     else:
         print_generation(args.prompt, made)
+
+
+def _load_silently() -> None:
+    """No bar while weights are loaded: what a command shows is a text, and it begins with it."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
 
 
 def _bench(args: Any) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import os
+import pty
+import re
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +19,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny
 from rich.console import Console
 
 from pipeline.cli import main
@@ -117,6 +124,23 @@ def test_a_text_is_shown_as_it_is_written_and_a_call_when_it_is_made() -> None:
     assert shown == ["so a", "so a", "so" + text[:28], "so" + text[:30], "so" + text]
     stream.finish(SimpleNamespace(text=text, calls=[made]))
     assert file.getvalue() == f"so{text}\nCalculator(1 + 1) -> 2\n"
+
+
+def test_nothing_comes_before_the_prompt_on_a_terminal(tmp_path: Path) -> None:
+    lm = tiny.make_lm("llama", "bytes")
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-m", "pipeline", "generate", str(tmp_path), "The total"]
+    ours, its = pty.openpty()
+    with subprocess.Popen([*command, "--max-new-tokens", "2"], stdout=its, stderr=its) as process:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a pseudo-terminal says that it was closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert re.match(rb"(\x1b\[\d+m)*The total", shown), shown
 
 
 def test_calls_are_coloured_in_the_stream() -> None:
