@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -171,26 +171,105 @@ def test_killed_in_every_stage_and_run_again(
     assert said == [f"{folder.path}: everything is done"]
 
 
-def with_files_of(size: int, command: list[str]) -> tuple[int, str]:
-    """Run a command in a process that can write no file over `size` bytes: a disk that is full."""
-    program = (
-        "import resource, sys; from pipeline.cli import main; "
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.exit(main(sys.argv[1:]))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
-    return done.returncode, done.stderr
+def in_process(work: Callable[[], int]) -> int:
+    """Do something in a process of its own; return its exit code."""
+    child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(work()))
+    child.start()
+    child.join(120)
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+# Runs commands one after the other, each in a process of its own that dies by SIGKILL in place of
+# the n-th rename to a name that ends so; prints their exit codes. Nothing has been computed before
+# the processes part, and the libraries are imported once.
+COMMANDS = """
+import json, os, signal, sys
+import pipeline.runner, pipeline.stages.evaluate, pipeline.stages.finetune
+from pipeline.cli import main
+
+def dying(ending, left, command):
+    replace = os.replace
+    def count(source, target):
+        nonlocal left
+        left -= str(target).endswith(ending)
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+    os.replace = count
+    return main(command)
+
+codes = []
+for ending, left, command in json.loads(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        os._exit(dying(ending, left, command))
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
+"""
+
+# Where a command is killed, in each stage: after some of its work is done.
+DEATHS = (
+    ("05-selected/part-00002-of-00003.parquet", 1),
+    ("06-dataset/done.json", 1),
+    (".training/tuned/state.pt", 2),
+    (".arms/control.json", 1),
+)
+
+
+@pytest.mark.slow
+def test_a_command_killed_in_each_later_stage_ends_with_the_same_files(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    question = {"id": "q", "kind": "arithmetic", "prompt": "12 + 24 is", "answer": "36"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
+    own = {
+        **raw,
+        "finetune": {"max_steps": 4, "eval_every": 1, "batch_size": 2, "learning_rate": 1e-3},
+        "evaluate": {"questions": [str(tmp_path / "q.jsonl")], "max_new_tokens": 8},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(own))
+    whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
+    for folder in (whole, killed):
+        shutil.copytree(finished.path, folder.path)
+        folder.clear("select")
+        folder.clear("augment")
+
+    command = ["run", str(tmp_path / "c.yaml"), "--run-dir"]
+    deaths = [(*where, [*command, str(killed.path)]) for where in DEATHS]
+    ends = [("nowhere", 1, [*command, str(folder.path)]) for folder in (killed, whole)]
+    program = [sys.executable, "-c", COMMANDS, json.dumps([*deaths, *ends])]
+    done = subprocess.run(program, capture_output=True, text=True)
+    codes = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [-signal.SIGKILL] * len(deaths) + [0, 0], done.stderr
+    assert_same(killed, whole)
+    names = ["model.safetensors", "control/model.safetensors", "tokenizer.json", "config.json"]
+    for name in names:
+        mine, its = (folder.stage("finetune") / name for folder in (killed, whole))
+        assert mine.read_bytes() == its.read_bytes(), name
+    for name in ("results.json", "traces.jsonl"):
+        mine, its = (folder.stage("evaluate") / name for folder in (killed, whole))
+        assert mine.read_text() == its.read_text(), name
+    left = {path.name for path in killed.path.rglob("*")}
+    assert left == {path.name for path in whole.path.rglob("*")}
+
+
+def with_files_of(size: int, work: Callable[[], int]) -> int:
+    """Do something where no file can grow over `size` bytes: a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return work()
 
 
 def test_a_disk_that_is_full_at_the_checkpoint(
-    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path, capfd: Any
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     shutil.copytree(finished.path, folder.path)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(raw))
     command = ["finetune", str(tmp_path / "c.yaml"), "--run-dir", str(folder.path)]
     command += ["--finetune.max_steps", "2", "--finetune.batch_size", "2"]
-    code, err = with_files_of(100_000, command)
-    assert code == 1 and "Traceback" not in err
+    assert in_process(lambda: with_files_of(100_000, lambda: cli.main(command))) == 1
+    err = capfd.readouterr().err
     assert "the checkpoint cannot be written" in err and "too large" in err
     assert not list(folder.path.rglob("*.tmp/*"))  # half a checkpoint would fill the disk further
 
@@ -203,17 +282,14 @@ def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, model_folder
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.nn.init.zeros_(model.get_input_embeddings().weight)
 
-    def save() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    def save() -> int:
         try:
             save_checkpoint(model, tokenizer, folder, {"new": True})
         except WorkError:
-            os._exit(3)
+            return 3
+        return 0
 
-    child = multiprocessing.get_context("fork").Process(target=save)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 3
+    assert in_process(lambda: with_files_of(50_000, save)) == 3
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
