@@ -23,3 +23,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     tiny.write_inputs(folder)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, a file's tests stay together (they share fixtures), but for those
+    that each start a pytest of their own."""
+    for item in items:
+        if item.path.name != "test_mistakes.py":
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))

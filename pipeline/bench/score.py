@@ -306,7 +306,7 @@ def _ceiling_share(
     def bare() -> float:
         left = round(total / width)
         while left > 0:
-            lm.trunk(ids[: min(rows, left)], use_cache=False)
+            lm.hidden(ids[: min(rows, left)])
             left -= rows
         return total
 

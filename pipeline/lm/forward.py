@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.lm.packed_weights import packed
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ENOUGH = 512  # tokens that keep the cores of a CPU as busy as any larger batch
@@ -62,13 +64,17 @@ class LanguageModel:
 
     def hidden(self, ids_BL: Tensor, **options: Any) -> Tensor:
         """Return what `logits` takes: hidden states, or full logits on the plain path."""
-        if self.split_head:
-            return self.trunk(ids_BL, use_cache=False, **options).last_hidden_state
-        return self.model(ids_BL, use_cache=False, **options).logits
+        with packed(self.model):
+            if self.split_head:
+                return self.trunk(ids_BL, use_cache=False, **options).last_hidden_state
+            return self.model(ids_BL, use_cache=False, **options).logits
 
     def logits(self, chosen_ND: Tensor) -> Tensor:
         """Return fp32 logits (N, V) of chosen rows of `hidden`."""
-        return (self.head(chosen_ND) if self.split_head else chosen_ND).float()
+        if not self.split_head:
+            return chosen_ND.float()
+        with packed(self.model):
+            return self.head(chosen_ND).float()
 
     def token_logprobs(self, chosen_ND: Tensor, targets_N: Tensor, chunk: int = 1024) -> Tensor:
         """Return log p(target) in nats (N,), fp32, without holding all logits at once."""

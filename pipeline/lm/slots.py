@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.lm.forward import LanguageModel, on_device, right_padded
+from pipeline.lm.packed_weights import packed
 
 Keys = list[tuple[Tensor, Tensor]]  # per layer: keys and values (n, H, L, D)
 
@@ -133,8 +134,9 @@ def cache_argument(model: Any) -> str:
 
 def _forward(lm: LanguageModel, ids: Tensor, **options: Any) -> Tensor:
     """What `lm.logits` takes: hidden states, or full logits where the head is not plain."""
-    if lm.split_head:
-        hidden: Tensor = lm.trunk(ids, **options).last_hidden_state
-        return hidden
-    logits: Tensor = lm.model(ids, **options).logits
-    return logits
+    with packed(lm.model):
+        if lm.split_head:
+            hidden: Tensor = lm.trunk(ids, **options).last_hidden_state
+            return hidden
+        logits: Tensor = lm.model(ids, **options).logits
+        return logits
