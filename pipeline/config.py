@@ -228,6 +228,7 @@ class AgentLoop:
     hotpot_file: str | None = None  # a HotpotQA distractor file; also the pages for fever
     fever_file: str | None = None
     constrain: bool = False  # mask tokens that cannot lead to a well-formed action
+    tool_choice: Literal["auto", "required"] = "auto"  # required: the first turn has to call a tool
 
 
 @dataclass(frozen=True)

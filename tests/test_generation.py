@@ -478,3 +478,32 @@ def test_jobs_that_follow_join_those_that_are_being_answered(model: Any, tokeniz
         how: dict[str, Any] = {"max_new_tokens": job.max_new_tokens, "stop": job.stop}
         how.update(temperature=job.temperature, seed=[job.seed])
         assert generate(model, tokenizer, [job.prompt], **how) == [made]
+
+
+def test_a_job_opens_its_first_call_where_that_is_merely_likely(model: Any, tokenizer: Any) -> None:
+    token, k = open_token(tokenizer, SYNTAX), 40
+    jobs = [Job(prompt, 16, fires=(token, k)) for prompt in PROMPTS]
+    batches = iter([jobs])
+    found: dict[int, str] = {}
+
+    def source(done: Sequence[tuple[Job, Generation]], busy: bool) -> list[Job]:
+        found.update((jobs.index(job), made.text) for job, made in done)
+        return next(batches, [])
+
+    serve(model, tokenizer, source, max_rows=3)
+    unlikely = 0
+    for n, prompt in enumerate(PROMPTS):
+        ids = [tokenizer.bos_token_id, *encode_document(tokenizer, prompt)[0]]
+        new: list[int] = []
+        while len(new) < 16:
+            with torch.no_grad():
+                logits = model(torch.tensor([[*ids, *new]])).logits[0, -1]
+            rank = int((logits > logits[token]).sum())
+            fires = token not in new and rank < k
+            unlikely += fires and rank > 0
+            new.append(token if fires else int(logits.argmax()))
+            if new[-1] == tokenizer.eos_token_id:
+                del new[-1]
+                break
+        assert found[n] == decode_piece(tokenizer, ids[-1], new)
+    assert unlikely  # some were not the most likely token

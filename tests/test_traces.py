@@ -9,15 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
+from pipeline.agent.engine import local_policy
 from pipeline.agent.environments.encyclopedia import Question
 from pipeline.agent.policies import ScriptedPolicy
 from pipeline.agent.transcripts import write_runs
-from pipeline.config import AgentLoop
+from pipeline.config import AgentLoop, parse_config
 from pipeline.context import Context
 from pipeline.errors import ConfigError, WorkError
+from pipeline.evaluation import agent_arms
 from pipeline.evaluation.agent_arms import check_agents, run_agents
 from pipeline.evaluation.agents import Arm, arithmetic_benchmark, compare_agents
 from pipeline.evaluation.questions import Question as TextQuestion
+from pipeline.lm.tokens import open_token
 from pipeline.runner import plan
 from pipeline.shards import RunFolder
 from pipeline.stages import augment
@@ -95,12 +98,32 @@ def test_settings_of_the_loop_are_checked() -> None:
         check_agents(AgentLoop(benchmarks=("hotpot",)))
 
 
-def test_an_arm_in_the_loop_has_a_row_per_strategy_and_a_trace_per_question() -> None:
+@pytest.mark.parametrize(("arm", "inline"), [("base", False), ("tuned", True)])
+def test_an_arm_in_the_loop_has_a_row_per_strategy_and_a_trace_per_question(
+    arm: str, inline: bool, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = {"strategies": ["standard", "act"], "limit": 2, "tool_choice": "required"}
+    agents["constrain"] = True
+    evaluate = {"agents": agents, "call_k": 7}
+    config = parse_config(tiny.raw_config(inputs, evaluate=evaluate))
     lm = tiny.make_lm("llama", "bytes")
+    policies: list[Any] = []
+
+    def policy(*given: Any, **options: Any) -> Any:
+        policies.append(local_policy(*given, **options))
+        return policies[-1]
+
+    monkeypatch.setattr(agent_arms, "local_policy", policy)
     questions = [
         TextQuestion(f"q{n}", "arithmetic", f"{n} boxes of 12 pens are", str(12 * n))
         for n in (3, 4)
     ]
-    rows, runs = run_agents(AgentLoop(strategies=("standard",), limit=2), "tuned", lm, questions)
-    assert [(row["arm"], row["strategy"], row["n"]) for row in rows] == [("tuned", "standard", 2)]
-    assert len(runs) == 2 and sum(rows[0]["exit_reasons"].values()) == 2
+    rows, runs = run_agents(config, arm, lm, questions)
+    assert [(row["arm"], row["strategy"], row["n"]) for row in rows] == [
+        (arm, "standard", 2),
+        (arm, "act", 2),
+    ]
+    assert len(runs) == 4 and sum(rows[0]["exit_reasons"].values()) == 2
+    assert rows[0]["calls"] == {} and rows[1]["calls"]["Calculator"] >= 2  # the first turn calls
+    opening = open_token(lm.tokenizer, config.call_format.syntax)
+    assert policies[0].fires == ((opening, 7) if inline else None)

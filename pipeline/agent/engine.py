@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.agent.policies import LocalPolicy
+from pipeline.calls import CallSyntax
 from pipeline.config import Model
-from pipeline.lm.checkpoint import load_model
+from pipeline.lm.checkpoint import load_model, read_extra
 from pipeline.lm.generation import serve
 from pipeline.lm.grammar import CallGrammar, RowMask
 from pipeline.lm.jobs import Source
 from pipeline.lm.kept import LIMIT_BYTES, KeptKeys
+from pipeline.lm.tokens import open_token
 
 
 class Engine:
@@ -45,16 +47,31 @@ def local_policy(
     use_template: bool = False,
     max_rows: int = 64,
     constrain: bool = False,
+    fires: tuple[CallSyntax, int] | None = None,
 ) -> LocalPolicy:
-    """Make the policy of a loaded model; its context length bounds the state."""
+    """Make the policy of a loaded model; its context length bounds the state.
+
+    `fires` is the syntax of inline calls and their k, for a model that was tuned to make them.
+    """
+    opening = None if fires is None else (open_token(tokenizer, fires[0]), fires[1])
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     engine = Engine(model, tokenizer, max_rows)
-    return LocalPolicy(engine, tokenizer, length, use_template, constrain=constrain)
+    return LocalPolicy(engine, tokenizer, length, use_template, constrain=constrain, fires=opening)
 
 
 def load_policy(
     path: str, *, device: str = "auto", use_template: bool = False, constrain: bool = False
 ) -> LocalPolicy:
-    """Load a model folder or hub id and make its policy; raises ConfigError."""
+    """Load a model folder or hub id and make its policy; raises ConfigError.
+
+    A model that callsieve tuned opens inline calls as it does in `callsieve generate`.
+    """
     model, tokenizer = load_model(Model(path=path, device=device))
-    return local_policy(model, tokenizer, use_template=use_template, constrain=constrain)
+    extra = read_extra(path)
+    return local_policy(
+        model,
+        tokenizer,
+        use_template=use_template,
+        constrain=constrain,
+        fires=(CallSyntax(**extra["syntax"]), extra["call_k"]) if extra.get("syntax") else None,
+    )

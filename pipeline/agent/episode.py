@@ -109,6 +109,7 @@ class Episode:
             task_id=self.task.task_id,
             output=self.settings.output,
             inline_calls=self.settings.inline_calls,
+            may_fire=self._may_fire(),
         )
 
     def _last_turn(self) -> bool:
@@ -132,6 +133,10 @@ class Episode:
         if self._prefix() and self.settings.protocol == "react":
             stop += ("\nThought",) if self._prefix() == "Thought:" else ("\nThought", "\nAction")
         return stop
+
+    def _may_fire(self) -> bool:
+        """Whether an inline call may begin: not where the turn is made to be an action."""
+        return self.reader.may_fire and self._choice() != "none" and self._prefix() != "Action:"
 
     def _prefix(self) -> str:
         if not self.settings.prefixes or self.reader.partial:

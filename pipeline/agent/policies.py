@@ -45,6 +45,7 @@ class Request:
     task_id: str = ""
     output: OutputForm | None = None
     inline_calls: bool = False
+    may_fire: bool = False  # an inline call may open here where it is merely likely
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ class LocalPolicy:
     the state is rendered as plain text and never shortened. `context_tokens` is the length that
     the model can read, the new tokens included. `use_template` renders `react` and `plain`
     through the chat template too, as instruction-tuned models expect it. `constrain` makes
-    malformed calls impossible (`agent.constrain` says how).
+    malformed calls impossible (`agent.constrain` says how). `fires` is the opening token of inline
+    calls and k: a tuned model opens its first call of a turn where that token is among the k most
+    likely (method, section 7).
     """
 
     generator: Generator
@@ -159,6 +162,7 @@ class LocalPolicy:
     use_template: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # for the chat template
     constrain: bool = False
+    fires: tuple[int, int] | None = None
 
     def ask(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
         """Answer requests, in their order."""
@@ -201,6 +205,7 @@ class LocalPolicy:
             request.temperature,
             request.seed,
             mask,
+            self.fires if request.may_fire else None,
         )
 
     def _fit(self, request: Request) -> Prompt | PolicyError:

@@ -25,6 +25,15 @@ class TurnReader:
         self._inline_calls = 0
 
     @property
+    def may_fire(self) -> bool:
+        """Whether inline calls are answered, and none was made in this turn yet."""
+        settings = self.settings
+        wanted = settings.protocol == "inline" or (
+            settings.protocol == "react" and settings.inline_calls
+        )
+        return wanted and not self._inline_calls
+
+    @property
     def within_turn(self) -> bool:
         """Whether the next reply continues a turn of `react`, which then costs no step."""
         answered = self.partial != "" and self.settings.protocol != "inline"

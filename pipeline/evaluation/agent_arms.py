@@ -8,7 +8,8 @@ from typing import Any
 from pipeline.agent.engine import local_policy
 from pipeline.agent.environments.encyclopedia import Question as AgentQuestion
 from pipeline.agent.strategies import STRATEGIES
-from pipeline.config import AgentLoop
+from pipeline.agent.tasks import Settings
+from pipeline.config import AgentLoop, Config
 from pipeline.errors import ConfigError
 from pipeline.evaluation.agents import (
     Arm,
@@ -40,19 +41,29 @@ def check_agents(settings: AgentLoop) -> None:
 
 
 def run_agents(
-    settings: AgentLoop, arm: str, lm: LanguageModel, questions: list[Question]
+    config: Config, arm: str, lm: LanguageModel, questions: list[Question]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run one arm through benchmarks x strategies: rows with scores, and one trace per run.
 
-    Only the arm `tuned` has its own inline calls answered within a thought; the others (and the
-    tuned model in `tuned_disabled`) work with the actions of the loop alone.
+    Only the arm `tuned` has its own inline calls answered within a thought, opened as `evaluate`
+    opens them (`call_k`); the others (and the tuned model in `tuned_disabled`) work with the
+    actions of the loop alone. Every turn is made to begin with `Thought:` or `Action:`.
     """
+    settings = config.evaluate.agents
+    assert settings is not None
     traces: list[dict[str, Any]] = []
-    policy = local_policy(lm.model, lm.tokenizer, constrain=settings.constrain)
+    inline_calls = arm == "tuned"
+    policy = local_policy(
+        lm.model,
+        lm.tokenizer,
+        constrain=settings.constrain,
+        fires=(config.call_format.syntax, config.evaluate.call_k) if inline_calls else None,
+    )
     rows = compare_agents(
-        {arm: Arm(policy, inline_calls=arm == "tuned")},
+        {arm: Arm(policy, inline_calls)},
         [_benchmark(name, settings, questions) for name in settings.benchmarks],
         settings.strategies,
+        Settings(prefixes=True, tool_choice=settings.tool_choice),
         on_run=traces.append,
     )
     return rows, traces

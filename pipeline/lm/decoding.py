@@ -59,6 +59,7 @@ class _Row:
     call_start: int | None = None  # index in `new` of the first token after the opening one
     text_start: int = 0  # character after the last call that was made
     mask: RowMask | None = None
+    fired: bool = False  # the opening token of the job has been chosen
     mask_start: int = 0  # index in `new` of the first token that the mask has to do with
     calls: list[MadeCall] = field(default_factory=list)
     done: Generation | None = None
@@ -179,27 +180,45 @@ class Decoder:
     ) -> None:
         if not rows:
             return
-        fires = None
+        fires, openings = self._fires(rows, logits_BV)
         if self.calls is not None and self.opening is not None:
             opening = logits_BV[:, self.opening].clone()
             closed = torch.tensor([row.call_start is None for row in rows])
             ready = torch.tensor([self._may_call(row) for row in rows])
-            ranks = (logits_BV > opening[:, None]).sum(1)
-            fires = (ranks < self.calls.call_k) & on_device(ready, ranks.device)
             # no call may begin in text where none is allowed
-            muted = on_device(closed & ~ready, ranks.device)
+            muted = on_device(closed & ~ready, opening.device)
             logits_BV[:, self.opening] = opening.masked_fill(muted, -torch.inf)
         self._mask(rows, logits_BV)
+        if openings is not None and fires is not None:  # not where a grammar forbids it
+            fires &= logits_BV.gather(1, openings)[:, 0] > -torch.inf
         self._heat(rows, logits_BV)
         tokens = logits_BV.argmax(-1)
-        if fires is not None and self.opening is not None:
-            tokens.masked_fill_(fires, self.opening)
+        if openings is not None and fires is not None:
+            tokens = torch.where(fires, openings[:, 0], tokens)
         place = {id(row): number for number, row in enumerate(active)}
         for row, token in zip(rows, tokens.tolist(), strict=True):  # the one wait for a GPU
             self._take(row, token, slots, place[id(row)])
             if self.on_text is not None and row.done is None:
                 before_call = None if row.call_start is None else row.call_start - 1
                 self.on_text(row.index, self._text(row, before_call), row.calls)
+
+    def _fires(
+        self, rows: Sequence[_Row], logits_BV: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Whether a row's opening token is among its k most likely (B,), and that token (B, 1)."""
+        found = [self._opening(row) for row in rows]
+        if not any(found):
+            return None, None
+        pairs = on_device(torch.tensor([pair or (0, 0) for pair in found]), logits_BV.device)
+        openings, k = pairs.split(1, dim=1)
+        ranks = (logits_BV > logits_BV.gather(1, openings)).sum(1)
+        return ranks < k[:, 0], openings
+
+    def _opening(self, row: _Row) -> tuple[int, int] | None:
+        """The token that may open a call here, and its k."""
+        if self.calls is None or self.opening is None:
+            return None if row.fired else row.job.fires
+        return (self.opening, self.calls.call_k) if self._may_call(row) else None
 
     def _heat(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
         """Make the largest logit of a row that is not greedy a draw, in place."""
@@ -254,6 +273,7 @@ class Decoder:
                 row.mask, row.mask_start = self.calls.mask(), len(row.new)
         else:
             row.text_tokens += 1
+            row.fired |= row.job.fires is not None and token == row.job.fires[0]
             self._check_text(row)
         if row.done is None and len(row.prompt) + len(row.new) >= self.room:
             self._finish(row, "context")

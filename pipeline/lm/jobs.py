@@ -104,6 +104,9 @@ class Job:
     temperature: float = 0.0
     seed: int = 0
     mask: RowMask | None = None
+    fires: tuple[int, int] | None = (
+        None  # (token, k): chosen once, where it is among the k likeliest
+    )
 
 
 Source = Callable[[Sequence[tuple[Job, Generation]], bool], Sequence[Job]]

@@ -650,3 +650,27 @@ def test_exit_reasons_are_those_of_the_specification():
         "parse_failures approval_rejected guardrail handoff unexpected_stop tool_fatal "
         "model_error cancelled"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"inline_calls": True}, [True, False, True]),
+        ({"inline_calls": True, "tool_choice": "none"}, [False]),
+        ({}, [False]),
+    ],
+)
+def test_only_the_first_inline_call_of_a_turn_may_fire(settings, wanted):
+    asked = []
+
+    def policy(request):
+        asked.append(request.may_fire)
+        if not request.inline_calls or request.tool_choice == "none":
+            return "Finish[1]"
+        last = request.messages[-1]
+        if last.kind == "inline":
+            return " so.\nAction: echo[2]"
+        return "Finish[1]" if last.role == "tool" else "Thought: [echo(1) ->"
+
+    play(policy, [echo()], **settings)
+    assert asked == wanted
