@@ -118,12 +118,13 @@ def test_an_arm_in_the_loop_has_a_row_per_strategy_and_a_trace_per_question(
         TextQuestion(f"q{n}", "arithmetic", f"{n} boxes of 12 pens are", str(12 * n))
         for n in (3, 4)
     ]
-    rows, runs = run_agents(config, arm, lm, questions)
+    ended: list[int] = []
+    rows, runs = run_agents(config, arm, lm, questions, ended.append)
     assert [(row["arm"], row["strategy"], row["n"]) for row in rows] == [
         (arm, "standard", 2),
         (arm, "act", 2),
     ]
-    assert len(runs) == 4 and sum(rows[0]["exit_reasons"].values()) == 2
+    assert len(runs) == 4 == len(ended) and sum(rows[0]["exit_reasons"].values()) == 2
     assert rows[0]["calls"] == {} and rows[1]["calls"]["Calculator"] >= 2  # the first turn calls
     opening = open_token(lm.tokenizer, config.call_format.syntax)
     assert policies[0].fires == ((opening, 7) if inline else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pipeline.agent.engine import local_policy
 from pipeline.agent.environments.encyclopedia import Question as AgentQuestion
 from pipeline.agent.strategies import STRATEGIES
 from pipeline.agent.tasks import Settings
+from pipeline.agent.trace import Event
 from pipeline.config import AgentLoop, Config
 from pipeline.errors import ConfigError
 from pipeline.evaluation.agents import (
@@ -41,17 +43,27 @@ def check_agents(settings: AgentLoop) -> None:
 
 
 def run_agents(
-    config: Config, arm: str, lm: LanguageModel, questions: list[Question]
+    config: Config,
+    arm: str,
+    lm: LanguageModel,
+    questions: list[Question],
+    on_end: Callable[[int], object] = lambda n: None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run one arm through benchmarks x strategies: rows with scores, and one trace per run.
 
     Only the arm `tuned` has its own inline calls answered within a thought, opened as `evaluate`
     opens them (`call_k`); the others (and the tuned model in `tuned_disabled`) work with the
-    actions of the loop alone. Every turn is made to begin with `Thought:` or `Action:`.
+    actions of the loop alone. Every turn is made to begin with `Thought:` or `Action:`. `on_end` is
+    called for each run that is over.
     """
     settings = config.evaluate.agents
     assert settings is not None
     traces: list[dict[str, Any]] = []
+
+    def note(event: Event) -> None:
+        if event["event"] == "exit":
+            on_end(1)
+
     inline_calls = arm == "tuned"
     policy = local_policy(
         lm.model,
@@ -65,6 +77,7 @@ def run_agents(
         settings.strategies,
         Settings(prefixes=True, tool_choice=settings.tool_choice),
         on_run=traces.append,
+        on_event=note,
     )
     return rows, traces
 

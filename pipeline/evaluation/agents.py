@@ -25,6 +25,7 @@ from pipeline.agent.policies import Policy
 from pipeline.agent.strategies import Strategy, StrategyResult, run_strategy
 from pipeline.agent.tasks import EpisodeResult, Settings, Task
 from pipeline.agent.toolbox import EnvironmentTools, Toolbox
+from pipeline.agent.trace import Sink
 from pipeline.agent.transcripts import run_row
 from pipeline.evaluation import fever, hotpot
 from pipeline.evaluation.statistics import binomial_error
@@ -103,11 +104,13 @@ def compare_agents(
     settings: Settings | None = None,
     *,
     on_run: Callable[[dict[str, Any]], object] | None = None,
+    on_event: Sink | None = None,
 ) -> list[dict[str, Any]]:
     """Run every combination and return one row each; see `_row` for the fields.
 
     `strategies` are names of the table, or strategies of one's own by name. `on_run` gets a
-    `run_row` for every run that counts, for a traces file. The limits are the benchmark's.
+    `run_row` for every run that counts, for a traces file; `on_event` gets every event as it
+    happens. The limits are the benchmark's.
     """
     own = strategies if isinstance(strategies, Mapping) else dict.fromkeys(strategies)
     rows = []
@@ -117,7 +120,7 @@ def compare_agents(
                 settings or Settings(), limits=benchmark.limits, inline_calls=arm.inline_calls
             )
             for name, strategy in own.items():
-                results = _results(name, strategy, arm, benchmark, chosen)
+                results = _results(name, strategy, arm, benchmark, chosen, on_event)
                 verdicts = [
                     benchmark.right(result.answer, question.gold)
                     for result, question in zip(results, benchmark.questions, strict=True)
@@ -131,7 +134,12 @@ def compare_agents(
 
 
 def _results(
-    name: str, strategy: Strategy | None, arm: Arm, benchmark: Benchmark, settings: Settings
+    name: str,
+    strategy: Strategy | None,
+    arm: Arm,
+    benchmark: Benchmark,
+    settings: Settings,
+    on_event: Sink | None,
 ) -> list[StrategyResult]:
     gold = {question.question_id: question.gold for question in benchmark.questions}
 
@@ -147,6 +155,7 @@ def _results(
         strategy=strategy,
         family=benchmark.family,
         evaluator=evaluator,
+        on_event=on_event,
     )
 
 

@@ -68,7 +68,9 @@ def run(context: Context) -> None:
             lm, path_of_lm = LanguageModel(*load_model(settings)), settings.path
         found = evaluate_arm(context, arm, lm, questions, texts)
         if config.evaluate.agents is not None:
-            agents = run_agents(config, arm, lm, questions)
+            with context.progress(None, "runs of the agent loop") as bar:
+                bar.set_description(f"evaluate {arm}")
+                agents = run_agents(config, arm, lm, questions, bar.update)
             found["agents"], found["agent_traces"] = agents
         write_json(path, {"fingerprint": context.fingerprint, **found})
     arms = {arm: read_json(work / f"{arm}.json") for arm in ARMS}
