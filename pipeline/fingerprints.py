@@ -52,6 +52,8 @@ def fingerprints(config: Config) -> dict[str, str]:
     licence = corpus.pop("licence")
     traces = _matching("augment.traces", [config.augment.traces])
     questions = _matching("evaluate.questions", config.evaluate.questions)
+    if (agents := config.evaluate.agents) is not None:
+        questions += _matching("evaluate.agents", [agents.hotpot_file, agents.fever_file])
     own: dict[str, list[Any]] = {
         "ingest": [corpus, sources, config.shards, config.seed, syntax, config.tool_names],
         "sample": [fingerprint_values(config.sample), model, prompts, config.gain_floor],

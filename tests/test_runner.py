@@ -438,6 +438,11 @@ def test_first_stage_that_depends_on_a_value(
 def test_changed_files_are_noticed(raw: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
     shutil.copytree(inputs, tmp_path / "in")
     own = json.loads(json.dumps(raw).replace(str(inputs), str(tmp_path / "in")))
+    claims, pages = tmp_path / "claims.jsonl", tmp_path / "pages.json"
+    claims.write_text("{}\n")
+    pages.write_text("[]")
+    files = {"fever_file": str(claims), "hotpot_file": str(pages)}
+    own.setdefault("evaluate", {})["agents"] = {"benchmarks": ["fever"], **files}
     config = parse_config(own)
 
     def stale_after(change: Any) -> str:
@@ -451,6 +456,8 @@ def test_changed_files_are_noticed(raw: dict[str, Any], inputs: Path, tmp_path: 
     assert stale_after(lambda: prompt.write_text(prompt.read_text() + " ")) == "sample"
     assert stale_after(lambda: corpus.write_text(corpus.read_text() + "\n")) == "ingest"
     assert stale_after(lambda: articles.write_text(articles.read_text() + "\n")) == "execute"
+    assert stale_after(lambda: claims.write_text("{}\n{}\n")) == "evaluate"
+    assert stale_after(lambda: pages.write_text("[{}]")) == "evaluate"
 
 
 @pytest.fixture
