@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -24,7 +25,13 @@ from pipeline.lm.generation import generate, serve
 from pipeline.lm.jobs import Generation, Job, LiveCalls
 from pipeline.lm.kept import KeptKeys
 from pipeline.lm.packing import make_examples, pack
-from pipeline.lm.tokens import decode_piece, encode_document, encode_piece, open_token
+from pipeline.lm.tokens import (
+    context_token,
+    decode_piece,
+    encode_document,
+    encode_piece,
+    open_token,
+)
 from pipeline.lm.training import PackedLoss
 from pipeline.tools.calculator import Calculator
 from pipeline.tools.executor import Executor
@@ -507,3 +514,21 @@ def test_a_job_opens_its_first_call_where_that_is_merely_likely(model: Any, toke
                 break
         assert found[n] == decode_piece(tokenizer, ids[-1], new)
     assert unlikely  # some were not the most likely token
+
+
+@pytest.mark.parametrize("shape", ["bloom", "mamba", "lfm2", "neox"])
+def test_any_causal_model_continues_as_by_hand(shape: str) -> None:
+    """Also those whose state is not keys: rows that join, leave and are cut back."""
+    own = tiny.make_tokenizer("bytes")
+    model = tiny.make_model(shape, own)
+    prompts = ["The farm sold 37 crates", "Rome", "It rained for five days and"]
+    first = context_token(own)
+    made = generate(model, own, prompts, max_new_tokens=9, max_rows=2)
+    for prompt, generation in zip(prompts, made, strict=True):
+        ids = ([] if first is None else [first]) + encode_document(own, prompt)[0]
+        new: list[int] = []
+        with torch.no_grad():
+            while len(new) < 9 and own.eos_token_id not in new:
+                new.append(int(model(torch.tensor([ids + new])).logits[0, -1].argmax()))
+        kept = [token for token in new if token != own.eos_token_id]
+        assert generation.text == decode_piece(own, ids[-1], kept)

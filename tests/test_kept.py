@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from transformers import AutoModelForCausalLM, MambaConfig
+from transformers import AutoModelForCausalLM
 
 from pipeline.agent.engine import Engine
 from pipeline.lm.forward import LanguageModel
@@ -248,16 +248,7 @@ def test_rows_with_kept_keys_equal_the_whole_forward_pass(shape: str) -> None:
         near(got, *texts)
 
 
-@pytest.mark.parametrize("shape", ["bloom", "gemma2", "mistral", "mamba"])
+@pytest.mark.parametrize("shape", ["bloom", "gemma2", "mistral", "mamba", "lfm2"])
 def test_models_with_more_than_plain_attention_are_found(shape: str) -> None:
     tokenizer = tiny.make_tokenizer("bytes")
-    model = mamba(tokenizer) if shape == "mamba" else tiny.make_model(shape, tokenizer)
-    assert not shares(LanguageModel(model, tokenizer))
-
-
-def mamba(tokenizer: Any) -> Any:
-    """A model with a state that cannot be cut."""
-    config = MambaConfig(
-        hidden_size=48, num_hidden_layers=2, state_size=8, vocab_size=len(tokenizer)
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
+    assert not shares(LanguageModel(tiny.make_model(shape, tokenizer), tokenizer))

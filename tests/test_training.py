@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny
 import torch
 from accelerate import Accelerator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -176,6 +177,28 @@ def test_packed_loss_equals_the_loss_of_each_text_alone(shape: str, tokenizer: A
         packed = sum(float(loss_of(b.ids, b.positions, b.targets, b.weights)) for b in batches)
         assert packed == pytest.approx(alone, abs=2e-4)
     assert any((b.positions[0] == 0).sum() > 1 for b in pack(examples, 4096))  # rows were shared
+
+
+@pytest.mark.parametrize("shape", ["bloom", "mamba", "lfm2"])
+def test_models_that_would_mix_the_examples_of_a_row_get_one_each(shape: str) -> None:
+    own = tiny.make_tokenizer("bytes")
+    model = tiny.make_model(shape, own).requires_grad_(False)
+    examples = [example for text in texts_of(own) for example in text]
+    alone = 0.0
+    for example in examples:
+        ids = torch.tensor([example.ids])
+        logits = model(ids).logits[0, :-1]
+        alone += float(functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+    loss_of = PackedLoss(model, own, None)
+    assert not loss_of.shares_rows
+    for budget in (40, 96, 4096):
+        batches = pack(examples, budget, share_rows=False)
+        assert sum(len(b.ids) for b in batches) == len(examples)
+        packed = sum(float(loss_of(b.ids, b.positions, b.targets, b.weights)) for b in batches)
+        assert packed == pytest.approx(alone, abs=2e-4)
+    shared = pack(examples, 4096)
+    mixed = sum(float(loss_of(b.ids, b.positions, b.targets, b.weights)) for b in shared)
+    assert abs(mixed - alone) > 0.1
 
 
 def test_rows_waste_no_room() -> None:

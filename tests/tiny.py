@@ -245,6 +245,20 @@ def make_model(shape: str, tokenizer: Any, seed: int = 0, scale: float = 0.15) -
                 sliding_window=16,
                 **size,
             )
+        case "mamba":  # a state that cannot be cut
+            config = CONFIG_MAPPING[shape](
+                hidden_size=48, num_hidden_layers=2, state_size=8, **size
+            )
+        case "lfm2":  # short convolutions between its attention
+            config = CONFIG_MAPPING[shape](
+                hidden_size=48,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                layer_types=["conv", "full_attention"],
+                **size,
+            )
         case _:
             raise ValueError(f"no tiny model {shape!r}")
     torch.manual_seed(seed)

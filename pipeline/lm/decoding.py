@@ -26,8 +26,9 @@ from pipeline.lm.jobs import (
 )
 from pipeline.lm.kept import Kept, KeptKeys
 from pipeline.lm.noise import gumbel, sample_key
+from pipeline.lm.plain_slots import PlainSlots
 from pipeline.lm.shared_slots import SharedSlots, shares
-from pipeline.lm.slots import SlotCache
+from pipeline.lm.slots import SlotCache, caches
 from pipeline.lm.tokens import (
     context_token,
     decode_piece,
@@ -39,7 +40,7 @@ from pipeline.lm.tokens import (
 _TO_END = 1024  # tokens beyond its length that a text may take to end what its grammar has open
 _PADDING = 0.1  # share of padding that a large batch of prompts may have
 
-Slots = SharedSlots | SlotCache
+Slots = SharedSlots | SlotCache | PlainSlots
 OnText = Callable[[int, str, Sequence[MadeCall]], object]
 
 
@@ -152,7 +153,7 @@ class Decoder:
 
     def _slots(self, count: int, base: Kept | None, shared: int) -> Slots:
         if not shares(self.lm):
-            return SlotCache(self.lm, count)
+            return SlotCache(self.lm, count) if caches(self.lm) else PlainSlots(self.lm, count)
         return SharedSlots(self.lm, count, base.between(0, shared) if base else None)
 
     def _admit(

@@ -3,7 +3,7 @@
 Several short examples share a row. Position ids start again at 0 with each of them, which is how
 transformers (with no mask and no cache) knows that they must not see each other. Padding at the
 end of a row has position 0 throughout, so each padded token is an example of its own that nobody
-sees and that carries no weight.
+sees and that carries no weight. A model that does not keep them apart gets one example per row.
 """
 
 from __future__ import annotations
@@ -140,12 +140,16 @@ def _used(lengths: Sequence[int], row: Sequence[int]) -> int:
     return sum(lengths[i] for i in row)
 
 
-def pack(examples: Sequence[Example], token_budget: int) -> list[Packed]:
-    """Pack examples into micro-batches of at most `token_budget` tokens (one row at least)."""
+def pack(examples: Sequence[Example], token_budget: int, share_rows: bool = True) -> list[Packed]:
+    """Pack examples into micro-batches of at most `token_budget` tokens (one row at least).
+
+    Without `share_rows` every example has a row of its own, those of similar length together.
+    """
     if not examples:
         return []
     lengths = [len(example) for example in examples]
-    rows = sorted(fill_rows(lengths, token_budget), key=lambda row: -_used(lengths, row))
+    filled = fill_rows(lengths, token_budget) if share_rows else [[i] for i in range(len(lengths))]
+    rows = sorted(filled, key=lambda row: -_used(lengths, row))
     count = -(-len(rows) // max(token_budget // _used(lengths, rows[0]), 1))
     cuts = [len(rows) * i // count for i in range(count + 1)]
     return [

@@ -106,3 +106,26 @@ def fits(model: Any) -> bool:
     finally:
         model.train(training)
     return torch.allclose(got, want, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def keeps_apart(model: Any) -> bool:
+    """Whether the model keeps the examples of a row apart that begin at position 0 again.
+
+    Models whose state is not keys do not, nor those that count distances and not positions.
+    """
+    device = model.device
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11]], device=device) % model.config.vocab_size
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=device)
+    training = model.training
+    model.eval()
+    try:
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        got = model.base_model(**inputs).last_hidden_state[:, 3:]
+        want = model.base_model(input_ids=ids[:, 3:], use_cache=False).last_hidden_state
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    finally:
+        model.train(training)
+    atol = 1e-3 if model.dtype == torch.float32 else 5e-2
+    return torch.allclose(got, want, atol=atol, rtol=1e-3)

@@ -2,8 +2,8 @@
 
 Column j of a slot holds the keys of the row's token j, so a row is cut back by forgetting its last
 columns and nothing moves when another row comes or goes. Rows in use are always the first ones.
-Works with any causal model of transformers whose layers call `cache.update` with full attention;
-most of them can take `shared_slots` instead, which computes less.
+For causal models of transformers whose layers call `cache.update` with full attention, found by
+trial; most of them can take `shared_slots` instead, which computes less, the others `plain_slots`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -114,6 +115,33 @@ class SlotCache:
                     layer.v[row, :, : self.lengths[last]] = layer.v[last, :, : self.lengths[last]]
             self.lengths[row] = self.lengths[last]
         self.lengths.pop()
+
+
+_tried: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def caches(lm: LanguageModel) -> bool:
+    """Whether `SlotCache` computes what the model does: tried on a few tokens, once per model."""
+    if lm.model not in _tried:
+        _tried[lm.model] = _try(lm)
+    return _tried[lm.model]
+
+
+@torch.inference_mode()
+def _try(lm: LanguageModel) -> bool:
+    ids = [n % len(lm.tokenizer) for n in range(5, 12)]
+    want = lm.logits(lm.hidden(torch.tensor([ids], device=lm.device))[:, -1])[0]
+    try:
+        slots = SlotCache(lm, 2)
+        slots.prefill([ids[:3], ids[:5]])
+        slots.cut(1, 3)
+        for token in ids[3:-1]:
+            slots.step([token, token], [])
+        got = slots.step([ids[-1]] * 2, [0, 1])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError):
+        return False
+    atol = 1e-3 if lm.model.dtype == torch.float32 else 5e-2
+    return all(torch.allclose(row, want, atol=atol, rtol=1e-3) for row in got)
 
 
 def _prefill(lm: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Keys]:

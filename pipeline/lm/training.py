@@ -77,7 +77,10 @@ class PackedLoss(nn.Module):
         self.autocast = autocast
         self.liger = liger.available(model.device) and liger.adopt(model)
         self.split_head = LanguageModel(model, tokenizer).split_head
-        self.segments = model.device.type == "cpu" and segments.fits(model)
+        self.shares_rows = segments.keeps_apart(model)
+        self.segments = self.shares_rows and model.device.type == "cpu" and segments.fits(model)
+        if not self.shares_rows:
+            log.warning("this model does not keep examples of a row apart: each gets its own row")
 
     def forward(self, ids: Tensor, positions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Sum of weight * -log p(target) in nats; all inputs are (B, L) and may lie on the host."""
@@ -89,7 +92,9 @@ class PackedLoss(nn.Module):
         ids, positions = on_device(ids, device), on_device(positions, device)
         places, targets = on_device(places, device), on_device(targets, device)
         weights = on_device(weights, device)
-        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        inputs = {"input_ids": ids, "use_cache": False}
+        if self.shares_rows:
+            inputs["position_ids"] = positions
         # checkpointed layers run again in the backward pass, where the segments are forgotten
         within = self.segments and not _is_checkpointing(self.model)
         with (
@@ -281,7 +286,7 @@ def _accumulate(
     """
     total = sum(weight for example in examples for weight in example.weights)
     while True:
-        batches = pack(examples, budget)
+        batches = pack(examples, budget, accelerator.unwrap_model(loss_of).shares_rows)
         own = _share(batches, accelerator)
         summed = torch.zeros((), device=accelerator.device)
         try:
@@ -323,7 +328,8 @@ def _perplexity(loss_of: Any, texts: Texts, budget: int, accelerator: Accelerato
     examples = [example for text in texts for example in text]
     loss_of.eval()
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
-    for batch in _share(pack(examples, budget), accelerator):
+    shares_rows = accelerator.unwrap_model(loss_of).shares_rows
+    for batch in _share(pack(examples, budget, shares_rows), accelerator):
         summed += _loss(loss_of, batch).double()
     summed = accelerator.reduce(summed, reduction="sum")
     return math.exp(float(summed) / sum(w for e in examples for w in e.weights))
