@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from pipeline.lm.forward import LanguageModel, on_device, right_padded
 from pipeline.lm.shared_prefix import Unsupported, attend, attending
+from pipeline.lm.slots import computes_the_same
 
 _SPARE = 64  # columns beyond those that the first rows need
 
@@ -166,24 +167,16 @@ def shares(lm: LanguageModel) -> bool:
     Not so with a sliding window, soft-capped attention, or a state that is not keys.
     """
     if lm.model not in _tried:
-        _tried[lm.model] = _try(lm)
+        _tried[lm.model] = computes_the_same(lm, _decode)
     return _tried[lm.model]
 
 
-@torch.inference_mode()
-def _try(lm: LanguageModel) -> bool:
-    ids = [n % len(lm.tokenizer) for n in range(5, 12)]
-    want = lm.logits(lm.hidden(torch.tensor([ids], device=lm.device))[:, -1])[0]
-    try:
-        head = SharedSlots(lm, 1)
-        head.prefill([ids[:2]])
-        slots = SharedSlots(lm, 2, head.keys(0))
-        slots.prefill([ids[2:4], ids[2:6]])
-        slots.cut(1, 4)
-        slots.step([ids[4], ids[4]], [])
-        slots.step([ids[5], ids[5]], [])
-        got = slots.step([ids[6], ids[6]], [0, 1])
-    except (Unsupported, AttributeError, IndexError, TypeError, RuntimeError):
-        return False
-    atol = 1e-3 if lm.model.dtype == torch.float32 else 5e-2
-    return all(torch.allclose(row, want, atol=atol, rtol=1e-3) for row in got)
+def _decode(lm: LanguageModel, ids: Sequence[int]) -> Tensor:
+    head = SharedSlots(lm, 1)
+    head.prefill([ids[:2]])
+    slots = SharedSlots(lm, 2, head.keys(0))
+    slots.prefill([ids[2:4], ids[2:6]])
+    slots.cut(1, 4)
+    slots.step([ids[4], ids[4]], [])
+    slots.step([ids[5], ids[5]], [])
+    return slots.step([ids[6], ids[6]], [0, 1])

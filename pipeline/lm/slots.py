@@ -9,7 +9,7 @@ trial; most of them can take `shared_slots` instead, which computes less, the ot
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -123,21 +123,28 @@ _tried: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 def caches(lm: LanguageModel) -> bool:
     """Whether `SlotCache` computes what the model does: tried on a few tokens, once per model."""
     if lm.model not in _tried:
-        _tried[lm.model] = _try(lm)
+        _tried[lm.model] = computes_the_same(lm, _decode)
     return _tried[lm.model]
 
 
+def _decode(lm: LanguageModel, ids: Sequence[int]) -> Tensor:
+    slots = SlotCache(lm, 2)
+    slots.prefill([ids[:3], ids[:5]])
+    slots.cut(1, 3)
+    for token in ids[3:-1]:
+        slots.step([token, token], [])
+    return slots.step([ids[-1]] * 2, [0, 1])
+
+
 @torch.inference_mode()
-def _try(lm: LanguageModel) -> bool:
+def computes_the_same(
+    lm: LanguageModel, decode: Callable[[LanguageModel, Sequence[int]], Tensor]
+) -> bool:
+    """Whether the rows of `decode(lm, ids)` are the logits after seven `ids`, up to rounding."""
     ids = [n % len(lm.tokenizer) for n in range(5, 12)]
     want = lm.logits(lm.hidden(torch.tensor([ids], device=lm.device))[:, -1])[0]
     try:
-        slots = SlotCache(lm, 2)
-        slots.prefill([ids[:3], ids[:5]])
-        slots.cut(1, 3)
-        for token in ids[3:-1]:
-            slots.step([token, token], [])
-        got = slots.step([ids[-1]] * 2, [0, 1])
+        got = decode(lm, ids)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError):
         return False
     atol = 1e-3 if lm.model.dtype == torch.float32 else 5e-2
