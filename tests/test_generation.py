@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import (
 from pipeline.calls import CallSyntax, call_pieces, read_sample
 from pipeline.lm.checkpoint import add_markers
 from pipeline.lm.generation import generate, serve
+from pipeline.lm.grammar import CallGrammar
 from pipeline.lm.jobs import Generation, Job, LiveCalls
 from pipeline.lm.kept import KeptKeys
 from pipeline.lm.packing import make_examples, pack
@@ -458,8 +460,9 @@ def test_jobs_that_follow_join_those_that_are_being_answered(model: Any, tokeniz
     """Each goes on from its own answer or begins anew; all get what they would get alone."""
     lengths = [3, 9, 14, 5, 20]
     follow = [" and the farm", "", " Rome", " so it", ""]
+    head = "A train left at nine. Rome paid five days. The farm sold 37 crates, and so."
     first = [
-        Job(prompt, length, ("e ",), float(n % 2), n)
+        Job(head + prompt, length, ("e ",), float(n % 2), n)
         for n, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True))
     ]
     found: list[tuple[Job, Generation]] = []
@@ -532,3 +535,19 @@ def test_any_causal_model_continues_as_by_hand(shape: str) -> None:
                 new.append(int(model(torch.tensor([ids + new])).logits[0, -1].argmax()))
         kept = [token for token in new if token != own.eos_token_id]
         assert generation.text == decode_piece(own, ids[-1], kept)
+
+
+def test_a_grammar_comes_before_a_likely_call(tokenizer: Any) -> None:
+    model, token = make_model("llama", tokenizer), open_token(tokenizer, SYNTAX)
+    mask = CallGrammar(tokenizer).mask("start: /[a-m ]{8}/")
+    likely = (token, len(tokenizer))  # always, where it is allowed
+    batches = iter([[Job("Rome", 8, fires=likely), Job("Rome", 8, fires=likely, mask=mask)]])
+    found: list[Generation] = []
+
+    def source(done: Sequence[tuple[Job, Generation]], busy: bool) -> list[Job]:
+        found.extend(made for _, made in sorted(done, key=lambda pair: pair[0].mask is not None))
+        return next(batches, [])
+
+    serve(model, tokenizer, source, max_rows=1)
+    assert sorted(" [" in made.text for made in found) == [False, True]
+    assert any(re.fullmatch("[a-m ]{8}", made.text) for made in found)

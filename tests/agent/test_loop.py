@@ -657,6 +657,7 @@ def test_exit_reasons_are_those_of_the_specification():
     [
         ({"inline_calls": True}, [True, False, True]),
         ({"inline_calls": True, "tool_choice": "none"}, [False]),
+        ({"inline_calls": True, "prefixes": True, "thoughts": False}, [False, False]),
         ({}, [False]),
     ],
 )
@@ -667,6 +668,8 @@ def test_only_the_first_inline_call_of_a_turn_may_fire(settings, wanted):
         asked.append(request.may_fire)
         if not request.inline_calls or request.tool_choice == "none":
             return "Finish[1]"
+        if request.prefix == "Action:":
+            return f"Action: {'echo' if len(asked) == 1 else 'Finish'}[1]"
         last = request.messages[-1]
         if last.kind == "inline":
             return " so.\nAction: echo[2]"

@@ -255,12 +255,12 @@ def test_a_run_goes_on_while_the_tool_of_another_is_busy():
     release = threading.Event()
 
     def answer(prompt):
-        if "Observation:" in prompt:
-            return " x\nAction: Finish[done]"
-        return " x\nAction: " + ("hold[1]" if "first" in prompt else "open[1]")
+        steps = ["hold", "Finish"] if "first" in prompt else ["note", "open", "Finish"]
+        return f" x\nAction: {steps[prompt.count('Observation:')]}[1]"
 
     tools = [
-        Tool("hold", lambda: "held" if release.wait(20) else "given up"),
+        Tool("hold", lambda: "held" if release.wait(10) else "given up"),
+        Tool("note", lambda: "noted"),
         Tool("open", lambda: release.set() or "opened"),
     ]
     tasks = [
