@@ -476,7 +476,7 @@ def test_jobs_that_follow_join_those_that_are_being_answered(model: Any, tokeniz
             if job in first and (more := follow[first.index(job)]):
                 new.append(Job(f"{job.prompt}{made.text}{more}", 6, (), 0.5, job.seed + 50))
             elif job in first:
-                new.append(Job(f"Lake {job.seed}", 6))
+                new.append(Job(f"{job.seed} days it rained. {head} The lake", 6))
         if new:
             rounds.append(busy)
         return new

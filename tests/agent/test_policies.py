@@ -205,13 +205,13 @@ def test_endpoint_content_filter(server):
 class Engine:
     """A generator that answers from its prompt, the last job first, and notes its jobs."""
 
-    def __init__(self, answer):
-        self.answer, self.jobs = answer, []
+    def __init__(self, answer, place=-1):
+        self.answer, self.jobs, self.place = answer, [], place
 
     def serve(self, source):
         open_jobs = list(source([], False))
         while open_jobs:
-            job = open_jobs.pop()
+            job = open_jobs.pop(self.place)
             self.jobs.append(job)
             text = self.answer(job.prompt)
             made = Generation(text, len(job.prompt), len(text), [], "eos")
@@ -267,7 +267,9 @@ def test_a_run_goes_on_while_the_tool_of_another_is_busy():
         Task(question, tools=lambda: EnvironmentTools(tools)) for question in ("first", "second")
     ]
     settings = Settings(instructions="Do.", prefixes=True)
-    first, second = run_episodes(tasks, LocalPolicy(Engine(answer)), EnvironmentTools([]), settings)
+    first, second = run_episodes(
+        tasks, LocalPolicy(Engine(answer, 0)), EnvironmentTools([]), settings
+    )
     assert [m.content for m in first.messages if m.role == "tool"] == ["held"]
     assert (first.exit_reason, second.exit_reason) == ("finished", "finished")
 
