@@ -316,12 +316,31 @@ def run(
                 say(f"{name} ...")
                 work(context, shards)
                 seconds = time.monotonic() - began
-                write_json(folder.path / "funnel.json", build_funnel(folder))
+                funnel = build_funnel(folder)
+                write_json(folder.path / "funnel.json", funnel)
                 folder.log("stage", stage=name, seconds=round(seconds, 3))
-                say(f"{name} done in {seconds:.1f} s")
+                say(f"{name} done in {seconds:.1f} s{_outcome(name, funnel)}")
+            if last is not None and (later := plan(config, folder, None, None).stale):
+                say(f"stale now: {', '.join(later)} (`callsieve run` redoes them)")
             if todo.todo and shards[1] == 1:
                 write_report(folder)
     return todo
+
+
+def _outcome(stage: str, funnel: dict[str, Any]) -> str:
+    """What a stage left per tool, for the stages that count calls."""
+    step = {"sample": "candidates", "execute": "executed", "score": "scored", "select": "kept"}
+    left = {
+        tool: own["count"]
+        for tool, steps in funnel["tools"].items()
+        for own in steps
+        if own["step"] == step.get(stage)
+    }
+    if not left:
+        return ""
+    if not any(left.values()):
+        return f": nothing {step[stage]}; the report and `callsieve show` say why"
+    return f": {step[stage]} " + ", ".join(f"{tool} {count}" for tool, count in left.items())
 
 
 def _announce(todo: Plan, folder: RunFolder, say: Callable[[str], None]) -> None:

@@ -684,6 +684,29 @@ def test_no_setting_has_two_ways_to_be_off() -> None:
     assert len(seen) > 20
 
 
+def test_a_stage_says_what_it_left_and_what_is_stale_now(
+    raw: dict[str, Any], finished: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+
+    def said(**changes: Any) -> str:
+        lines: list[str] = []
+        run(changed(raw, **changes), folder, last="select", say=lines.append)
+        return "\n".join(lines)
+
+    kept = {
+        tool: steps[-1]["count"]
+        for tool, steps in json.loads((folder.path / "funnel.json").read_text())["tools"].items()
+    }
+    counts = ", ".join(f"{tool} {count}" for tool, count in kept.items())
+    assert sum(kept.values())
+    none = said(select__tau_f=1e6)
+    assert "s: nothing kept; the report and `callsieve show` say why" in none
+    assert "stale now: augment (`callsieve run` redoes them)" in none
+    again = said()
+    assert f"s: kept {counts}" in again and "stale now" not in again
+
+
 # -- refusals -------------------------------------------------------------------------------------
 
 

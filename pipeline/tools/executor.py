@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -283,7 +284,8 @@ def _stop(pool: ProcessPool) -> None:
 
 
 def _run_in_worker(tool: Tool, arguments: dict[str, Any], document: dict[str, Any]) -> str:
-    # What a user's function prints must not mix with what the command prints.
+    # What a user's function prints, or what it starts, must not mix with what the command prints.
+    os.dup2(2, 1)
     with redirect_stdout(sys.stderr):
         return tool.run(arguments, document)
 
