@@ -82,6 +82,8 @@ def answer_question(
     events to stderr as they happen.
     Raises ConfigError for settings that cannot work, WorkError for an endpoint without a model.
     """
+    if not question.strip():
+        raise ConfigError(f"the question is {question!r}; allowed: a text that is not empty")
     if strategy_named(strategy).kind == "trials":
         raise ConfigError(f"strategy {strategy} needs the right answers: use callsieve evaluate")
     if inline_calls and protocol != "react":

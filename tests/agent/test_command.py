@@ -131,6 +131,12 @@ def test_options_reach_the_run(folder, tmp_path, capsys):
     assert make_policy(folder, "react", True).constrain
 
 
+@pytest.mark.parametrize("question", ["", " \n"])
+def test_a_question_without_words_is_refused_before_a_model_is_loaded(question, capsys):
+    assert main([*RUN[:3], question, *RUN[4:]]) == 2
+    assert f"the question is {question!r}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [
