@@ -22,10 +22,11 @@ from pipeline.tools.approval import ApprovalPolicy
 from pipeline.tools.base import Tool
 from pipeline.tools.executor import Executor
 
-# The answers that `--answer` knows by name, as regular expressions.
+# The answers that `--answer` knows by name, as regular expressions. Their digits are bounded: where
+# the form is forced, nothing else would end a number.
 FORMS = {
-    "number": r"-?[0-9]+(,[0-9]{3})*(\.[0-9]+)?",
-    "integer": r"-?[0-9]+",
+    "number": r"-?([0-9]{1,15}|[0-9]{1,3}(,[0-9]{3}){1,4})(\.[0-9]{1,10})?",
+    "integer": r"-?[0-9]{1,15}",
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
 }
 

@@ -137,10 +137,19 @@ def test_a_question_without_words_is_refused_before_a_model_is_loaded(question, 
     assert f"the question is {question!r}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("answer", ["9" * 16, "1" + ",000" * 5, "0." + "3" * 11])
+def test_a_number_has_so_many_digits_at_most(answer):
+    assert answer_form("number").problem(answer) and answer_form("integer").problem(answer)
+
+
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [
-        ("number", ["3", "-0.5", "1,200.25"], ["", "three", "3 apples", "1e5", "1."]),
+        (
+            "number",
+            ["3", "-0.5", "1,200.25", "9" * 15, "999,999,999,999,999"],
+            ["", "three", "3 apples", "1e5", "1.", "1,20"],
+        ),
         ("integer", ["986", "-2"], ["9.5", "1,200"]),
         ("date", ["2023-01-30"], ["2023-13-01", "30 January 2023"]),
         ("/yes|no/", ["yes"], ["maybe", "yes, no"]),
