@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--tools", help="comma-separated (default: those of the checkpoint)")
     generate.add_argument("--config", help="take the tools' settings from this configuration")
     generate.add_argument("--date", type=day, help="the date of today for Calendar, ISO")
-    generate.add_argument("--max-new-tokens", type=int, default=48)
+    generate.add_argument("--max-new-tokens", type=positive, default=48)
     generate.add_argument(
         "--call-k", type=int, help="a call starts when [ is among the k likeliest"
     )
@@ -446,7 +446,7 @@ def _agent_parse(args: Any) -> None:
     _print_json(parse_turn(args.protocol, sys.stdin.read()))
 
 
-def _generate(args: Any) -> None:
+def _generate(args: Any) -> int:
     from rich.console import Console
 
     from pipeline.evaluation.live import generate_text
@@ -478,6 +478,26 @@ def _generate(args: Any) -> None:
         stream.finish(made)
     else:
         print_generation(args.prompt, made)
+    if made.finish == "context" and made.tokens_out == 0:
+        raise WorkError(_too_long(args.model, made.tokens_in))
+    return 0
+
+
+def _too_long(model: str, tokens: int) -> str:
+    """Say by how much a prompt is too long: there has to be room for a token after it."""
+    from transformers import AutoConfig
+
+    from pipeline.config import Model
+    from pipeline.lm.checkpoint import locate
+    from pipeline.lm.decoding import _context_length
+
+    folder, which = locate(Model(path=model))
+    room = _context_length(AutoConfig.from_pretrained(folder, **which).get_text_config())
+    return (
+        f"the prompt has {tokens:,} tokens and {model} can read {room:,}, what it writes included: "
+        f"nothing was written; shorten the prompt to {room - 1:,} tokens or fewer, or take a model "
+        "that reads more"
+    )
 
 
 def _load_silently() -> None:

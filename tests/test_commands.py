@@ -208,3 +208,36 @@ def test_a_date_that_is_none_is_refused(
         main([*command, "--date", "yesterday"])
     assert caught.value.code == 2
     assert "'yesterday' is no date" in capsys.readouterr().err
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """A tiny model that can read 16 tokens."""
+    lm = tiny.make_lm("llama", "bytes")
+    lm.model.config.max_position_embeddings = 16
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_prompt_that_the_model_cannot_read_is_a_failure(
+    options: list[str], short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "7 " * 200
+    assert main(["generate", str(short), prompt, *options]) == 1
+    out, err = capsys.readouterr()
+    assert "the prompt has 401 tokens" in err  # one per byte, and that of the beginning
+    assert "can read 16," in err and "shorten the prompt to 15 tokens" in err
+    assert ('"finish": "context"' in out) is bool(options)
+
+
+def test_a_context_that_ends_in_the_text_is_no_failure(short: Path) -> None:
+    assert main(["generate", str(short), "7", "--max-new-tokens", "40", "--json"]) == 0
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_generate_wants_a_token_at_least(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "no-such-model", "x", "--max-new-tokens", number])
+    assert f"{number!r} is not a number from 1 on" in capsys.readouterr().err
