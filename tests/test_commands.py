@@ -26,6 +26,7 @@ from pipeline.cli import main
 from pipeline.config import dump_config, parse_config
 from pipeline.records import SelectedCall, to_table
 from pipeline.report.stream import GenerationStream
+from pipeline.report.terminal import print_calls, print_generation
 from pipeline.shards import RunFolder, write_json
 
 
@@ -241,3 +242,30 @@ def test_generate_wants_a_token_at_least(number: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit, match="2"):
         main(["generate", "no-such-model", "x", "--max-new-tokens", number])
     assert f"{number!r} is not a number from 1 on" in capsys.readouterr().err
+
+
+def test_a_text_goes_to_a_file_exactly_as_it_is() -> None:
+    file = io.StringIO()
+    done = call_made(arguments="1 + 1" + " + 1" * 30)
+    text = "two\n\tlines, " + "and a long one " * 10 + "[x]"
+    print_generation("a  b\n", SimpleNamespace(text=text, calls=[done]), Console(file=file))
+    shown = f"Calculator({done.arguments}) -> 2\n"
+    assert file.getvalue() == f"a  b\n{text}\n{shown}"
+
+
+def call_made(arguments: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        tool="Calculator", arguments=arguments, result="2", error_kind=None, error=None
+    )
+
+
+def test_show_writes_a_call_into_one_line_of_a_file() -> None:
+    row: dict[str, Any] = dict.fromkeys(
+        ("gain", "loss_none", "loss_call", "loss_result", "gain_null", "p_api", "error_kind"), 0.5
+    )
+    row |= {"error_kind": None, "reason": "kept", "kept": True, "result": "2", "call_id": "c"}
+    row |= {"tool": "Calculator", "arguments": "1 + 1", "context_after": " after " * 12}
+    file = io.StringIO()
+    print_calls([{**row, "context_before": "before " * 12}], Console(file=file, width=80))
+    context, facts = file.getvalue().strip().splitlines()
+    assert context.endswith("after") and facts.endswith("call c")

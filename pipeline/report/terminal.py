@@ -65,9 +65,10 @@ def print_calls(rows: Sequence[Mapping[str, Any]], console: Console | None = Non
     console = console or Console()
     if not rows:
         console.print("no call matches")
+    whole = not console.is_terminal  # a line of a file is not cut where a terminal's would be
     for row in rows:
-        console.print(call_text(row))
-        console.print(_facts(row), style="dim")
+        console.print(call_text(row), soft_wrap=whole)
+        console.print(_facts(row), style="dim", soft_wrap=whole)
         console.print()
 
 
@@ -150,8 +151,15 @@ def _is_control(char: str) -> bool:
 
 
 def print_generation(prompt: str, made: Any, console: Console | None = None) -> None:
-    """Print a continued text (`generation.Generation`), its calls coloured, then each call."""
+    """Print a continued text (`generation.Generation`), its calls coloured, then each call.
+
+    Where it is no terminal, the text is written exactly as it is.
+    """
     console = console or Console()
+    if not console.is_terminal:
+        console.file.write(f"{prompt}{made.text}\n")
+        print_outcomes(made, console)
+        return
     text = Text(plain(prompt), style="dim")
     position = 0
     for call in sorted(made.calls, key=lambda c: c.start):
@@ -172,4 +180,6 @@ def print_outcomes(made: Any, console: Console) -> None:
     """Print what came of each call of a generated text."""
     for call in made.calls:
         outcome = call.result if call.error_kind is None else f"{call.error_kind}: {call.error}"
-        console.print(Text(plain(f"{call.tool}({call.arguments}) -> {outcome}"), style="dim"))
+        console.print(
+            Text(plain(f"{call.tool}({call.arguments}) -> {outcome}"), style="dim"), soft_wrap=True
+        )
