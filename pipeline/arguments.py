@@ -52,6 +52,11 @@ def overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
         if not item.startswith("--"):
             raise ConfigError(f"unrecognised argument {item!r}; values go as --section.key VALUE")
         key, equals, value = item[2:].partition("=")
+        if key == "json":
+            raise ConfigError(
+                "--json: this command has none; `callsieve status RUN_DIR --json` and "
+                "`callsieve show RUN_DIR --json` print what a run made as JSON"
+            )
         if not equals:
             if not waiting:
                 raise ConfigError(f"{item}: the value is missing")

@@ -269,3 +269,12 @@ def test_show_writes_a_call_into_one_line_of_a_file() -> None:
     print_calls([{**row, "context_before": "before " * 12}], Console(file=file, width=80))
     context, facts = file.getvalue().strip().splitlines()
     assert context.endswith("after") and facts.endswith("call c")
+
+
+@pytest.mark.parametrize("rest", [["--json"], ["--json", "--seed", "1"], ["--json=1"]])
+def test_a_run_says_where_json_is_to_be_had(
+    rest: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "no-such.yaml", *rest]) == 2
+    err = capsys.readouterr().err
+    assert "--json: this command has none" in err and "status RUN_DIR --json" in err
