@@ -278,3 +278,12 @@ def test_a_run_says_where_json_is_to_be_had(
     assert main(["run", "no-such.yaml", *rest]) == 2
     err = capsys.readouterr().err
     assert "--json: this command has none" in err and "status RUN_DIR --json" in err
+
+
+def test_mt_without_apertium_says_what_else_it_can_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.tools.translate.apertium_is_there", lambda: False)
+    assert main(["tools", "call", "MT", "la casa"]) == 2
+    err = capsys.readouterr().err
+    assert "apt-get install apertium" in err and "`backend: transformers` and a `model`" in err

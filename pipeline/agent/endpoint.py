@@ -150,7 +150,8 @@ def connect(
         import openai
     except ImportError:
         raise ConfigError(
-            "an endpoint needs the openai client: pip install 'callsieve[openai]'"
+            "an endpoint needs the openai client: "
+            "pip install -e '.[openai]' in the project's folder"
         ) from None
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     client = openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout_s, max_retries=retries)

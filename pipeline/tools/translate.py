@@ -28,7 +28,9 @@ from pipeline.tools.language import detect_language, rank_languages
 MODES = Path("/usr/share/apertium/modes")  # where Debian puts the pairs
 MAX_CHARACTERS = 2000
 NO_APERTIUM = (
-    "apertium is not installed; on Debian and Ubuntu: apt-get install apertium apertium-eng-spa"
+    "apertium is not installed; on Debian and Ubuntu: apt-get install apertium apertium-eng-spa; "
+    "or give `backend: transformers` and a `model` (the extra `mt` brings only the detection of "
+    "the language)"
 )
 
 # ISO 639-1 -> 639-3, as in the names of apertium's pairs and (with the script) of NLLB.

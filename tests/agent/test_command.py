@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import sys
 
 import pytest
 import tiny
@@ -179,3 +180,9 @@ def test_a_file_that_is_no_schema_is_refused(tmp_path, capsys):
         (tmp_path / "form.json").write_text(text)
         assert main([*RUN, "--answer", str(tmp_path / "form.json")]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_an_endpoint_without_its_client_says_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert main([*RUN[:2], "http://127.0.0.1:9/v1#m", "q"]) == 2
+    assert "pip install -e '.[openai]' in the project's folder" in capsys.readouterr().err
