@@ -42,7 +42,7 @@ class Source:
     dataset: str | None = None  # data set id on a hub, or the folder of one
     split: str = "train"
     text_field: str = "text"
-    date_field: str | None = "date"
+    date_field: str | None = "date"  # another name than this one has to be there
     url_field: str | None = "url"
     limit: Positive | None = None  # read only so many records of this source
     name: str | None = None  # how the source is called in `documents.source`; default: the file
@@ -432,8 +432,19 @@ def sections_in(hint: Any) -> list[Any]:
     return [section for argument in get_args(hint) for section in sections_in(argument)]
 
 
+def _check_name(name: str, origin: str) -> None:
+    """A run is kept in `runs/NAME`, so its name has to be that of one folder."""
+    if not re.fullmatch(r"[\w .-]+", name) or not name.strip() or name in {".", ".."}:
+        raise ConfigError(
+            f"{origin}: `name` = {name!r}: it names the folder of the run; allowed are letters, "
+            "digits, `.`, `_`, `-` and spaces, but not `.` or `..` alone (to keep the run "
+            "elsewhere, give --run-dir)"
+        )
+
+
 def _check_together(config: Config, origin: str) -> None:
     """Refuse values that are possible alone and impossible together."""
+    _check_name(config.name, origin)
     for index, source in enumerate(config.corpus.sources):
         if (source.path is None) == (source.dataset is None):
             raise ConfigError(

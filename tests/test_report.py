@@ -194,7 +194,7 @@ def test_printed_funnel(tmp_path: Path) -> None:
     assert re.search(
         r"fitting documents +6 +longer, with the prompt, than the model reads: 2", text
     )
-    assert "24 read, 10 documents" in text and "rejected, bad json: 2" in text
+    assert "24 read, 10 documents; left out: bad json 2, the same text again 2\n" in text
 
 
 # -- what the samples came to --------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Page(HTMLParser):
 def nasty_run(path: Path) -> RunFolder:
     """A run in which every text that can be hostile is."""
     folder = make_run(path)
-    make_config(folder, name=f"run {NASTY}")
+    make_config(folder, model={"path": f"tiny {NASTY}"})
     docs = make_documents(4, NASTY)
     calls = [
         make_call(docs[0], "Calculator", "kept", 1.0, 0.0, NASTY, NASTY),
@@ -625,4 +625,4 @@ def test_report_in_a_real_browser(tmp_path: Path) -> None:
     assert "1 of 7 calls on this page" in dump_dom(path, "#words=monday")
     nasty = dump_dom(write_report(nasty_run(tmp_path / "nasty")))
     assert "2 of 2 calls on this page" in nasty
-    assert "<title>run &lt;script&gt;" in nasty
+    assert "tiny &lt;script&gt;" in nasty
