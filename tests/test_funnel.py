@@ -16,6 +16,7 @@ from pipeline.config import parse_config
 from pipeline.lm.checkpoint import save_checkpoint
 from pipeline.records import REASONS
 from pipeline.report.funnel import EXPLANATIONS, STEPS, build_funnel, stage_counts
+from pipeline.report.terminal import corpus_text
 from pipeline.shards import RunFolder
 from pipeline.tools.base import ERROR_KINDS
 
@@ -108,3 +109,13 @@ def test_the_funnel_knows_every_reason_that_is_counted() -> None:
         known = [name for name in left if what == name or name == "error:" == what[:6]]
         assert known, f"{what} is counted and stands nowhere in the funnel"
         assert what.startswith("error:") or what in EXPLANATIONS
+
+
+def test_the_corpus_line_says_what_was_left_out_and_which_dates_were_not_readable() -> None:
+    corpus = {"read": 1019, "documents": 59, "split": 50, "bad_date": 2, "left": {
+        "rejected:too_short": 3, "duplicate_document": 1, "rejected:empty": 4}}  # fmt: skip
+    assert corpus_text(corpus) == (
+        "corpus: 1,019 read, 59 documents; left out: empty 4, too short 3, the same text again 1; "
+        "dates that could not be read (kept without one): 2"
+    )
+    assert corpus_text({"read": 1, "left": {}}) == "corpus: 1 read, 0 documents"

@@ -26,12 +26,7 @@ def print_funnel(funnel: Mapping[str, Any], console: Console | None = None) -> N
     console = console or Console()
     corpus = funnel["corpus"]
     if corpus:
-        console.print(
-            Text(
-                f"corpus: {corpus.get('read', 0):,} read, {corpus.get('documents', 0):,} documents"
-            ),
-            Text(left_text(corpus["left"]), style="dim"),
-        )
+        console.print(Text(corpus_text(corpus)))
     for tool, steps in funnel["tools"].items():
         table = Table(title=Text(plain(tool), style="bold"), title_justify="left", box=None)
         table.add_column("step", no_wrap=True)
@@ -52,6 +47,18 @@ def print_funnel(funnel: Mapping[str, Any], console: Console | None = None) -> N
             f"data set: {dataset.get('augmented', 0):,} texts with {dataset.get('calls', 0):,} "
             f"calls; {dataset.get('without_calls', 0):,} texts without a call left out"
         )
+
+
+def corpus_text(corpus: Mapping[str, Any]) -> str:
+    """Write in one line what became of the records that were read."""
+    parts = [f"{corpus.get('read', 0):,} read, {corpus.get('documents', 0):,} documents"]
+    if corpus["left"]:
+        items = sorted(corpus["left"].items(), key=lambda item: -item[1])
+        reasons = (f"{plain(explain(what)).removeprefix('rejected, ')} {n:,}" for what, n in items)
+        parts.append(f"left out: {', '.join(reasons)}")
+    if corpus.get("bad_date"):
+        parts.append(f"{explain('bad_date')}: {corpus['bad_date']:,}")
+    return f"corpus: {'; '.join(parts)}"
 
 
 def left_text(left: Mapping[str, int]) -> str:
