@@ -10,6 +10,7 @@ import pytest
 import tiny
 import yaml
 
+from pipeline.calls import CallSyntax
 from pipeline.config import (
     Config,
     FalseKeepRate,
@@ -20,6 +21,7 @@ from pipeline.config import (
     to_dict,
 )
 from pipeline.errors import ConfigError
+from pipeline.lm.prompts import load_prompt
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,6 +88,12 @@ def refusal(raw: dict[str, Any]) -> str:
         ("shards", 0, ["`shards` = 0", "greater than 0"]),
         ("seed", -1, ["`seed` = -1", "equal to 0"]),
         ("name", "", ["`name` = ''", "at least 1 character"]),
+        ("name", "a/../../b", ["`name` = 'a/../../b'", "letters, digits", "--run-dir"]),
+        ("name", "a\\b", ["`name` = ", "letters, digits"]),
+        ("name", "..", ["`name` = '..'", "not `.` or `..`"]),
+        ("name", ".", ["`name` = '.'", "not `.` or `..`"]),
+        ("name", " ", ["`name` = ' '", "letters, digits"]),
+        ("name", "a\n", ["`name` = ", "letters, digits"]),
         ("tools", [], ["`tools` = []", "at least 1 item"]),
         ("corpus.sources", [], ["`corpus.sources` = []", "at least 1 item"]),
         ("gain_floor", -1, ["`gain_floor` = -1", "equal to 0"]),
@@ -181,7 +189,7 @@ def test_small_numbers_as_people_write_them(
 
 
 def test_text_stays_text(raw: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("1e-5", "e5-1e", "1e", "no", "3", "2020-05-04"):
+    for name in ("1e-5", "e5-1e", "1e", "no", "3", "2020-05-04", "Größe 1_a.b"):
         config = parse_config(put(raw, "name", name))
         assert load_config(write(tmp_path, dump_config(config))) == config
 
@@ -257,3 +265,16 @@ def test_configurations_of_the_project(path: Path) -> None:
     assert isinstance(config, Config) and config.name == path.stem
     for tool in config.tool_names:
         assert (ROOT / config.prompts / f"{tool}.txt").is_file()
+
+
+def test_a_missing_prompt_names_the_folders_that_were_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, searched in (
+        ("data/prompts", f"in {tmp_path / 'data/prompts'}, nor in {ROOT / 'data/prompts'};"),
+        ("mine", f"in {tmp_path / 'mine'};"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            load_prompt(folder, "Rates", CallSyntax())
+        assert f"no prompt for the tool Rates {searched}" in str(refused.value)

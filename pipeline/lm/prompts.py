@@ -13,12 +13,20 @@ from pathlib import Path
 from pipeline.calls import CallSyntax, parse_call, render
 from pipeline.errors import ConfigError
 from pipeline.lm.sampling import Prompt
-from pipeline.paths import find
+from pipeline.paths import _BUNDLED, PROJECT, find
 
 
 def prompt_file(folder: str | Path, tool: str) -> Path:
     """Where the prompt of a tool is: `FOLDER/Tool.txt`, one's own before the bundled one."""
     return find(Path(folder) / f"{tool}.txt")
+
+
+def _searched(folder: str | Path) -> str:
+    """The folders in which `find` looks for a prompt, for people."""
+    own = Path(folder).absolute()
+    if Path(folder).parts[:1] and Path(folder).parts[0] in _BUNDLED and own != PROJECT / folder:
+        return f"{own}, nor in {PROJECT / folder}"
+    return str(own)
 
 
 def load_prompt(folder: str | Path, tool: str, syntax: CallSyntax) -> Prompt:
@@ -28,8 +36,8 @@ def load_prompt(folder: str | Path, tool: str, syntax: CallSyntax) -> Prompt:
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no prompt for the tool {tool}; write an instruction and three or four "
-            f"examples with calls such as [{tool}(...)] into it"
+            f"{path}: no prompt for the tool {tool} in {_searched(folder)}; write an "
+            f"instruction and three or four examples with calls such as [{tool}(...)] into it"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the prompt is not UTF-8 text") from None
