@@ -171,7 +171,7 @@ def test_bad_lines_are_rejected_with_their_reason_and_the_run_goes_on(tmp_path: 
     lines: list[tuple[bytes, str | None]] = [
         (b"\xef\xbb\xbf" + json.dumps(good).encode(), None),  # a byte order mark is no mistake
         (b'{"text": "cut off', "bad_json"),
-        (b'["a", "list"]', "bad_json"),
+        (b'["a", "list"]', "not_an_object"),
         (b"[" * 100_000, "bad_json"),
         (b'{"text": "caf\xe9"}', "not_utf8"),
         (rb'{"text": "lone \ud800 surrogate"}', "not_utf8"),
@@ -273,6 +273,34 @@ def test_a_corpus_without_the_text_field_is_refused_by_name(
     raw["corpus"]["sources"] = [{**source, "text_field": "body"}]
     (tmp_path / "c.yaml").write_text(json.dumps(raw))
     assert main(command) == 0
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet", "folder", "saved"])
+def test_a_date_field_that_is_not_there_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    rows = [{"text": f"{TEXT} {n}.", "written": "2020-01-02"} for n in "abc"]
+    source = write_kind(tmp_path, kind, rows)
+    with pytest.raises(ConfigError) as refused:
+        run_ingest(tmp_path, [{**source, "date_field": "published"}])
+    assert str(source.get("path") or source["dataset"]) in str(refused.value)
+    assert "`date_field` = 'published'" in str(refused.value)
+    assert "there is text, written; name the one" in str(refused.value)
+    for field, date in (("written", "2020-01-02"), ("date", None), (None, None)):
+        found, _ = run_ingest(tmp_path, [{**source, "date_field": field}])
+        assert [d.date for d in found] == [date] * 3
+
+
+def test_a_date_field_that_one_record_has_is_enough(tmp_path: Path) -> None:
+    rows = [{"text": f"{TEXT} a."}, {"text": f"{TEXT} b.", "when": "2020-01-02"}]
+    path = write_jsonl(tmp_path / "c.jsonl", rows)
+    found, _ = run_ingest(tmp_path, [{"path": str(path), "date_field": "when"}], shards=1)
+    assert [d.date for d in found] == [None, "2020-01-02"]
+
+
+@pytest.mark.parametrize(("name", "content"), [("c.jsonl", ""), ("c.csv", ""), ("c.csv", "text\n")])
+def test_an_empty_file_is_called_empty(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(WorkError, match=rf"no document left: .*{name} is empty"):
+        run_ingest(tmp_path, [{"path": str(tmp_path / name)}])
 
 
 @pytest.mark.parametrize("name", ["broken.jsonl.gz", "broken.parquet"])

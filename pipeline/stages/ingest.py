@@ -287,6 +287,15 @@ def _check_something_left(context: Context, shards: _ShardWriters) -> None:
     if shards.total == 0:
         left_out = _left_out(context)
         read = context.counts.get("*", {}).get("read", 0)
+        if read == 0:
+            places = [
+                str(source.path or source.dataset) for source in context.config.corpus.sources
+            ]
+            verb = "is" if len(places) == 1 else "are all"
+            raise WorkError(
+                f"no document left: {', '.join(places)} {verb} empty (no record to read); "
+                "`corpus.sources` names what is read"
+            )
         reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items())
         hint = ""
         if "missing_text_field" in left_out:

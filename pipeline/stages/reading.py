@@ -38,6 +38,7 @@ class Record:
     source: str
     file: str
     line: int
+    other_fields: str = ""  # what there is in place of the date field that the source names
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def open_sources(sources: Iterable[Source], max_bytes: int) -> Iterator[Record |
 
     The files are looked up at once, so a missing one is reported before anything is read.
     Raises ConfigError for a file that is missing, unreadable, of an unknown kind, or without the
-    field that should hold the text.
+    field that should hold the text, or a `date_field` of one's own.
     """
     streams: list[Iterator[Record | Reject]] = []
     for source in sources:
@@ -72,22 +73,33 @@ def open_sources(sources: Iterable[Source], max_bytes: int) -> Iterator[Record |
             stream = _read_dataset(rows, source, max_bytes)
         else:
             stream = _read_files(files_of(source), source, max_bytes)
-        streams.append(_with_text(itertools.islice(stream, source.limit), source))
+        streams.append(_with_fields(itertools.islice(stream, source.limit), source))
     return itertools.chain.from_iterable(streams)
 
 
-def _with_text(stream: Iterator[Record | Reject], source: Source) -> Iterator[Record | Reject]:
-    """Pass on what a source holds; raises ConfigError when its text field was never filled."""
+def _with_fields(stream: Iterator[Record | Reject], source: Source) -> Iterator[Record | Reject]:
+    """Pass on what a source holds.
+
+    Raises ConfigError at its end when the text field was never filled, or when the date field has
+    another name than the default and no record has it.
+    """
     first: Reject | None = None
-    filled = False
+    undated: Record | None = None
+    filled = dated = False
     for item in stream:
         if isinstance(item, Reject) and item.reason == "missing_text_field":
             first = first or item
         else:
             filled = True
+            if isinstance(item, Record) and item.other_fields:
+                undated = undated or item
+            elif isinstance(item, Record):
+                dated = True
         yield item
     if first is not None and not filled:
         raise _without_text(first.file, source, f"no record has it filled; {first.excerpt}")
+    if undated is not None and not dated:
+        raise _without_date(undated.file, source, f"no record has it; {undated.other_fields}")
 
 
 def _without_text(file: str, source: Source, what: str) -> ConfigError:
@@ -95,6 +107,18 @@ def _without_text(file: str, source: Source, what: str) -> ConfigError:
         f"corpus.sources: {file}: `text_field` = {source.text_field!r}: {what}; name the one that "
         "holds the text"
     )
+
+
+def _without_date(file: str, source: Source, what: str) -> ConfigError:
+    return ConfigError(
+        f"corpus.sources: {file}: `date_field` = {source.date_field!r}: {what}; name the one that "
+        "holds the date, or leave `date_field` out"
+    )
+
+
+def _lacks_date(source: Source, fields: Iterable[Any]) -> bool:
+    """Whether a date field of one's own is not among the fields; the default one is optional."""
+    return source.date_field not in (None, Source.date_field, *fields)
 
 
 def _read_files(files: Iterable[Path], source: Source, max_bytes: int) -> Iterator[Record | Reject]:
@@ -195,7 +219,7 @@ def _read_json(
     except (ValueError, RecursionError):  # ValueError also: an integer of thousands of digits
         return _reject(place, number, "bad_json", raw)
     if not isinstance(row, dict):
-        return _reject(place, number, "bad_json", raw)
+        return _reject(place, number, "not_an_object", raw)
     return record_of(row, source, place, number, max_bytes)
 
 
@@ -227,6 +251,8 @@ def _read_csv(
             return
         if source.text_field not in row:
             raise _without_text(place.file, source, f"no such column; {_listed(row)}")
+        if _lacks_date(source, row):
+            raise _without_date(place.file, source, f"no such column; {_listed(row)}")
         yield record_of(row, source, place, lines.number, max_bytes)
 
 
@@ -257,10 +283,12 @@ def _read_parquet(
     path: Path, source: Source, place: Place, max_bytes: int
 ) -> Iterator[Record | Reject]:
     with pq.ParquetFile(path) as file:
-        if source.text_field not in file.schema_arrow.names:
-            listed = _listed(file.schema_arrow.names)
-            raise _without_text(place.file, source, f"no such column; {listed}")
-        columns = [name for name in _fields(source) if name in file.schema_arrow.names]
+        names = file.schema_arrow.names
+        if source.text_field not in names:
+            raise _without_text(place.file, source, f"no such column; {_listed(names)}")
+        if _lacks_date(source, names):
+            raise _without_date(place.file, source, f"no such column; {_listed(names)}")
+        columns = [name for name in _fields(source) if name in names]
         row_number = 0
         for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
             for index in range(batch.num_rows):
@@ -350,7 +378,8 @@ def record_of(
     date = row.get(source.date_field) if source.date_field else None
     url = row.get(source.url_field) if source.url_field else None
     url = url if isinstance(url, str) and url and _encodes(url) else None
-    return Record(text, date, url, place.source, place.file, line)
+    others = _listed(row) if _lacks_date(source, row) else ""
+    return Record(text, date, url, place.source, place.file, line, others)
 
 
 def _encodes(text: str) -> bool:
