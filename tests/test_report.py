@@ -625,4 +625,4 @@ def test_report_in_a_real_browser(tmp_path: Path) -> None:
     assert "1 of 7 calls on this page" in dump_dom(path, "#words=monday")
     nasty = dump_dom(write_report(nasty_run(tmp_path / "nasty")))
     assert "2 of 2 calls on this page" in nasty
-    assert "tiny &lt;script&gt;" in nasty
+    assert "<title>test run" in nasty and "tiny &lt;script&gt;" in nasty
