@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import pty
 import re
@@ -215,9 +216,11 @@ def test_a_date_that_is_none_is_refused(
 def short(tmp_path: Path) -> Path:
     """A tiny model that can read 16 tokens."""
     lm = tiny.make_lm("llama", "bytes")
-    lm.model.config.max_position_embeddings = 16
     lm.model.save_pretrained(tmp_path)
     lm.tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"  # the model itself is shared by the tests
+    written = {**json.loads(config.read_text()), "max_position_embeddings": 16}
+    config.write_text(json.dumps(written))
     return tmp_path
 
 
