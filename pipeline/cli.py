@@ -489,10 +489,10 @@ def _too_long(model: str, tokens: int) -> str:
 
     from pipeline.config import Model
     from pipeline.lm.checkpoint import locate
-    from pipeline.lm.decoding import _context_length
+    from pipeline.lm.decoding import context_length
 
     folder, which = locate(Model(path=model))
-    room = _context_length(AutoConfig.from_pretrained(folder, **which).get_text_config())
+    room = context_length(AutoConfig.from_pretrained(folder, **which).get_text_config())
     return (
         f"the prompt has {tokens:,} tokens and {model} can read {room:,}, what it writes included: "
         f"nothing was written; shorten the prompt to {room - 1:,} tokens or fewer, or take a model "

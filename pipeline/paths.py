@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-_BUNDLED = ("data", "configs", ".cache")
+BUNDLED = ("data", "configs", ".cache")
 
 
 def folder_of(pattern: str | Path) -> Path:
@@ -20,7 +20,7 @@ def folder_of(pattern: str | Path) -> Path:
 
     It is the current one also where nothing is found at all.
     """
-    bundled = Path(pattern).parts[:1] and Path(pattern).parts[0] in _BUNDLED
+    bundled = Path(pattern).parts[:1] and Path(pattern).parts[0] in BUNDLED
     if not bundled or _is_there(pattern, Path()) or not _is_there(pattern, PROJECT):
         return Path()
     return PROJECT

@@ -79,7 +79,7 @@ class Decoder:
         self.calls, self.on_text = calls, on_text
         self.opening = None if calls is None else open_token(self.tokenizer, calls.syntax)
         self.eos = _eos_ids(lm)
-        self.room = _context_length(lm.model.config.get_text_config())
+        self.room = context_length(lm.model.config.get_text_config())
         self.count = 0  # jobs so far
         self.done: list[_Row] = []  # not yet reported
 
@@ -383,7 +383,7 @@ def _eos_ids(lm: LanguageModel) -> set[int]:
     return {int(i) for i in [*found, lm.tokenizer.eos_token_id] if i is not None}
 
 
-def _context_length(config: Any) -> int:
+def context_length(config: Any) -> int:
     """How many tokens the model can read; a sliding window counts as the end of that."""
     limits = [getattr(config, "max_position_embeddings", None)]
     layers = getattr(config, "layer_types", None)  # without them the window is that of all layers

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.calls import CallSyntax, parse_call, render
 from pipeline.errors import ConfigError
 from pipeline.lm.sampling import Prompt
-from pipeline.paths import _BUNDLED, PROJECT, find
+from pipeline.paths import BUNDLED, PROJECT, find
 
 
 def prompt_file(folder: str | Path, tool: str) -> Path:
@@ -24,7 +24,7 @@ def prompt_file(folder: str | Path, tool: str) -> Path:
 def _searched(folder: str | Path) -> str:
     """The folders in which `find` looks for a prompt, for people."""
     own = Path(folder).absolute()
-    if Path(folder).parts[:1] and Path(folder).parts[0] in _BUNDLED and own != PROJECT / folder:
+    if Path(folder).parts[:1] and Path(folder).parts[0] in BUNDLED and own != PROJECT / folder:
         return f"{own}, nor in {PROJECT / folder}"
     return str(own)
 

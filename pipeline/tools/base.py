@@ -115,7 +115,9 @@ class MissingExtra(ConfigError):
     """An optional library is not installed; the message names the extra that brings it."""
 
     def __init__(self, tool: str, extra: str) -> None:
-        super().__init__(f"{tool} needs an optional library: pip install 'callsieve[{extra}]'")
+        super().__init__(
+            f"{tool} needs an optional library: pip install -e '.[{extra}]' in the project's folder"
+        )
 
 
 def one_string(name: str, description: str) -> dict[str, Any]:

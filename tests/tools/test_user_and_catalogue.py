@@ -232,22 +232,22 @@ def test_what_is_missing_is_said_tool_by_tool(tmp_path, monkeypatch, capsys):
     for name in ("Calculator", "Calendar", "WikiSearch"):
         assert missing[name] is None
     for name, part in (
-        ("DenseSearch", "callsieve[dense]"),
+        ("DenseSearch", ".[dense]"),
         ("QA", "no model to read with; give `reader:"),
         ("MT", "apertium is not installed"),
-        ("Python", "callsieve[python]"),
-        ("Units", "callsieve[units]"),
+        ("Python", ".[python]"),
+        ("Units", ".[units]"),
     ):
         assert part in missing[name]
     monkeypatch.setattr(listing, "apertium_is_there", lambda: True)
-    assert "callsieve[mt]" in {t.spec.name: t.missing for t in list_built_in()}["MT"]
+    assert ".[mt]" in {t.spec.name: t.missing for t in list_built_in()}["MT"]
     (tmp_path / "c.yaml").write_text(
         "tools: [{name: WikiSearch, sources: [nowhere.jsonl]}, {name: WikiSearch, engine: tantivy}]"
     )
     assert main(["tools", "list", "--config", str(tmp_path / "c.yaml")]) == 0
     out, err = capsys.readouterr()
     shown = " ".join(out.split())
-    assert "'nowhere.jsonl': no such file" in shown and "callsieve[tantivy]" in shown and not err
+    assert "'nowhere.jsonl': no such file" in shown and ".[tantivy]" in shown and not err
 
 
 def test_a_pinned_server_is_listed_without_being_started(tmp_path):
