@@ -226,6 +226,10 @@ def _add_shards(parser: Any) -> None:
     )
 
 
+def _say(message: str) -> None:
+    print(f"callsieve: {message}", file=sys.stderr)
+
+
 def _print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=1, default=str))
 
@@ -287,37 +291,12 @@ def _existing(path: Path) -> Any:
 
 
 def _status(args: Any) -> None:
-    from pipeline.report.status import status_document
+    from pipeline.report.status import status_document, wanted
     from pipeline.report.terminal import print_status
 
     folder = _existing(args.run_dir)
-    document = status_document(folder, _wanted(folder))
+    document = status_document(folder, wanted(folder, _say))
     _print_json(document) if args.json else print_status(document)
-
-
-def _wanted(folder: Any) -> dict[str, str] | None:
-    """The fingerprints that the run's own settings ask for; None where they cannot be told."""
-    from pipeline import runner
-
-    try:
-        return runner.wanted_fingerprints(folder)
-    except (ConfigError, OSError) as error:
-        print(f"callsieve: what is stale cannot be told: {error}", file=sys.stderr)
-        return None
-
-
-def _warn_of_stale(folder: Any, stage: str) -> None:
-    """Say where what a stage has made no longer fits the settings of the run."""
-    from pipeline.report.status import status_document
-
-    stages = status_document(folder, _wanted(folder))["stages"]
-    if any(own["stage"] == stage and own["state"] == "stale" for own in stages):
-        again = f"callsieve {stage} {folder.path / 'config.yaml'} --run-dir {folder.path}"
-        print(
-            f"callsieve: {stage} is stale: this is what it made before the settings changed; "
-            f"`{again}` makes it anew",
-            file=sys.stderr,
-        )
 
 
 def _show(args: Any) -> None:
@@ -348,10 +327,11 @@ def _report(args: Any) -> None:
 
 def _export(args: Any) -> None:
     from pipeline.report.export import describe_export, export_run
+    from pipeline.report.status import warn_of_stale
 
     folder = _existing(args.run_dir)
     path = export_run(folder, args.format, args.output)
-    _warn_of_stale(folder, "augment")
+    warn_of_stale(folder, "augment", _say)
     print(path)
     print(describe_export(folder, args.format, path), file=sys.stderr)
 
@@ -449,7 +429,7 @@ def _agent_parse(args: Any) -> None:
 def _generate(args: Any) -> int:
     from rich.console import Console
 
-    from pipeline.evaluation.live import generate_text
+    from pipeline.evaluation.live import generate_text, too_long
     from pipeline.report.stream import GenerationStream
     from pipeline.report.terminal import print_generation
     from pipeline.tools.executor import Executor
@@ -479,25 +459,8 @@ def _generate(args: Any) -> int:
     else:
         print_generation(args.prompt, made)
     if made.finish == "context" and made.tokens_out == 0:
-        raise WorkError(_too_long(args.model, made.tokens_in))
+        raise WorkError(too_long(args.model, made.tokens_in))
     return 0
-
-
-def _too_long(model: str, tokens: int) -> str:
-    """Say by how much a prompt is too long: there has to be room for a token after it."""
-    from transformers import AutoConfig
-
-    from pipeline.config import Model
-    from pipeline.lm.checkpoint import locate
-    from pipeline.lm.decoding import context_length
-
-    folder, which = locate(Model(path=model))
-    room = context_length(AutoConfig.from_pretrained(folder, **which).get_text_config())
-    return (
-        f"the prompt has {tokens:,} tokens and {model} can read {room:,}, what it writes included: "
-        f"nothing was written; shorten the prompt to {room - 1:,} tokens or fewer, or take a model "
-        "that reads more"
-    )
 
 
 def _load_silently() -> None:

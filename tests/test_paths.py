@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.bench import agent as bench_agent
 from pipeline.calls import CallSyntax
 from pipeline.config import Model, Source, load_config
 from pipeline.errors import ConfigError
@@ -77,3 +78,10 @@ def test_other_paths_are_those_of_the_current_folder(elsewhere: Path) -> None:
         resolve_sources(["tests/*.jsonl"])
     with pytest.raises(ConfigError, match="no such folder"):
         locate(Model(path="models/a/b"))
+
+
+def test_the_questions_of_the_bench_are_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len({task.question for task in bench_agent._tasks(3)}) == 3

@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,15 +162,21 @@ def losses(events: list[dict[str, Any]]) -> list[float]:
 # -- packing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_packed_loss_equals_the_loss_of_each_text_alone(shape: str, tokenizer: Any) -> None:
-    model = make_model(shape, tokenizer).requires_grad_(False)
-    examples = [example for text in texts_of(tokenizer) for example in text]
+def summed_alone(model: Any, examples: Sequence[Example]) -> float:
+    """The summed loss of examples that the model reads one by one."""
     alone = 0.0
     for example in examples:
         ids = torch.tensor([example.ids])
         logits = model(ids).logits[0, :-1]
         alone += float(functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+    return alone
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_loss_equals_the_loss_of_each_text_alone(shape: str, tokenizer: Any) -> None:
+    model = make_model(shape, tokenizer).requires_grad_(False)
+    examples = [example for text in texts_of(tokenizer) for example in text]
+    alone = summed_alone(model, examples)
     loss_of = PackedLoss(model, tokenizer, None)
     for budget in (40, 96, 4096):
         batches = pack(examples, budget)
@@ -184,11 +190,7 @@ def test_models_that_would_mix_the_examples_of_a_row_get_one_each(shape: str) ->
     own = tiny.make_tokenizer("bytes")
     model = tiny.make_model(shape, own).requires_grad_(False)
     examples = [example for text in texts_of(own) for example in text]
-    alone = 0.0
-    for example in examples:
-        ids = torch.tensor([example.ids])
-        logits = model(ids).logits[0, :-1]
-        alone += float(functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+    alone = summed_alone(model, examples)
     loss_of = PackedLoss(model, own, None)
     assert not loss_of.shares_rows
     for budget in (40, 96, 4096):

@@ -32,7 +32,6 @@ from transformers import (
     BloomConfig,
     GPT2Config,
     GPTNeoXConfig,
-    LlamaConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -213,13 +212,21 @@ def make_model(shape: str, tokenizer: Any, seed: int = 0, scale: float = 0.15) -
     size = {"vocab_size": len(tokenizer), "initializer_range": scale, **ids}
     config: Any
     match shape:
-        case "llama":
-            config = LlamaConfig(
+        case "llama" | "mistral" | "gemma2" | "lfm2":
+            window = {"head_dim": 12, "sliding_window": 16}
+            own: dict[str, Any] = {
+                "llama": {},
+                "mistral": window,
+                "gemma2": window,  # and logits that are changed at the end
+                "lfm2": {"layer_types": ["conv", "full_attention"]},  # short convolutions between
+            }[shape]
+            config = CONFIG_MAPPING[shape](
                 hidden_size=48,
                 intermediate_size=64,
                 num_hidden_layers=2,
                 num_attention_heads=4,
                 num_key_value_heads=2,
+                **own,
                 **size,
             )
         case "gpt2":
@@ -234,30 +241,9 @@ def make_model(shape: str, tokenizer: Any, seed: int = 0, scale: float = 0.15) -
             )
         case "bloom":  # attention of its own, with distances instead of positions
             config = BloomConfig(hidden_size=48, n_layer=2, n_head=4, **size)
-        case "mistral" | "gemma2":  # a window; gemma2 also changes its logits at the end
-            config = CONFIG_MAPPING[shape](
-                hidden_size=48,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=12,
-                sliding_window=16,
-                **size,
-            )
         case "mamba":  # a state that cannot be cut
             config = CONFIG_MAPPING[shape](
                 hidden_size=48, num_hidden_layers=2, state_size=8, **size
-            )
-        case "lfm2":  # short convolutions between its attention
-            config = CONFIG_MAPPING[shape](
-                hidden_size=48,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                layer_types=["conv", "full_attention"],
-                **size,
             )
         case _:
             raise ValueError(f"no tiny model {shape!r}")

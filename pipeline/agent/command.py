@@ -78,9 +78,8 @@ def answer_question(
 
     `trace` is a file for the events as JSONL, `approvals` a policy file; without one every call
     with effects is asked for on the terminal. `output` is the form of the answer; `inline_calls`
-    answers calls within a turn of
-    `react`; `constrain` makes malformed calls impossible (a local model only). `show` prints the
-    events to stderr as they happen.
+    answers calls within a turn of `react`; `constrain` makes malformed calls impossible (a local
+    model only). `show` prints the events to stderr as they happen.
     Raises ConfigError for settings that cannot work, WorkError for an endpoint without a model.
     """
     if not question.strip():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pipeline.agent.engine import local_policy
@@ -23,10 +22,11 @@ from pipeline.agent.tasks import Settings, Task
 from pipeline.bench import material
 from pipeline.bench.measure import Comparison, Rate, document, timed
 from pipeline.errors import ConfigError
+from pipeline.paths import PROJECT
 from pipeline.tools.catalogue import build_tools
 from pipeline.tools.executor import Executor
 
-QUESTIONS = Path("data/questions/arithmetic.jsonl")
+QUESTIONS = PROJECT / "data/questions/arithmetic.jsonl"
 SLICE = 8  # every so many-th question is asked alone, in each pair
 STEPS = 3
 NEW_TOKENS = 32
@@ -80,7 +80,7 @@ def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> di
 def _tasks(count: int) -> list[Task]:
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines() if QUESTIONS.is_file() else []
     if not lines:
-        raise ConfigError(f"{QUESTIONS}: no questions; run bench from the project's folder")
+        raise ConfigError(f"{QUESTIONS}: the bundled questions are not there")
     prompts = [json.loads(lines[n % len(lines)])["prompt"] for n in range(count)]
     return [
         Task(prompt, str(n), document={"date": None, "doc_id": str(n)})

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from transformers import AutoConfig
+
 from pipeline.calls import CallSyntax
 from pipeline.config import Model
-from pipeline.lm.checkpoint import load_model, read_extra
+from pipeline.lm.checkpoint import load_model, locate, read_extra
+from pipeline.lm.decoding import context_length
 from pipeline.lm.generation import generate
 from pipeline.lm.grammar import CallGrammar, live_grammar
 from pipeline.lm.jobs import Generation, LiveCalls, MadeCall
@@ -96,3 +99,14 @@ def generate_text(
     finally:
         if executor is None:
             own.close()
+
+
+def too_long(model: str, tokens: int) -> str:
+    """Say by how much a prompt is too long: there has to be room for a token after it."""
+    folder, which = locate(Model(path=model))
+    room = context_length(AutoConfig.from_pretrained(folder, **which).get_text_config())
+    return (
+        f"the prompt has {tokens:,} tokens and {model} can read {room:,}, what it writes included: "
+        f"nothing was written; shorten the prompt to {room - 1:,} tokens or fewer, or take a model "
+        "that reads more"
+    )

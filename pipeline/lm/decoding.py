@@ -181,21 +181,19 @@ class Decoder:
     ) -> None:
         if not rows:
             return
-        fires, openings = self._fires(rows, logits_BV)
-        if self.calls is not None and self.opening is not None:
-            opening = logits_BV[:, self.opening].clone()
-            closed = torch.tensor([row.call_start is None for row in rows])
-            ready = torch.tensor([self._may_call(row) for row in rows])
-            # no call may begin in text where none is allowed
-            muted = on_device(closed & ~ready, opening.device)
-            logits_BV[:, self.opening] = opening.masked_fill(muted, -torch.inf)
+        opened = self._opened(rows, logits_BV)
+        if self.opening is not None:  # no call may begin in text where none is allowed
+            closed = [row.call_start is None and not self._may_call(row) for row in rows]
+            muted = on_device(torch.tensor(closed), logits_BV.device)
+            logits_BV[:, self.opening].masked_fill_(muted, -torch.inf)
         self._mask(rows, logits_BV)
-        if openings is not None and fires is not None:  # not where a grammar forbids it
-            fires &= logits_BV.gather(1, openings)[:, 0] > -torch.inf
+        if opened is not None:  # not where a grammar forbids it
+            allowed = logits_BV.gather(1, opened.clamp(min=0)[:, None])[:, 0] > -torch.inf
+            opened = opened.masked_fill(~allowed, -1)
         self._heat(rows, logits_BV)
         tokens = logits_BV.argmax(-1)
-        if openings is not None and fires is not None:
-            tokens = torch.where(fires, openings[:, 0], tokens)
+        if opened is not None:
+            tokens = torch.where(opened >= 0, opened, tokens)
         place = {id(row): number for number, row in enumerate(active)}
         for row, token in zip(rows, tokens.tolist(), strict=True):  # the one wait for a GPU
             self._take(row, token, slots, place[id(row)])
@@ -203,17 +201,18 @@ class Decoder:
                 before_call = None if row.call_start is None else row.call_start - 1
                 self.on_text(row.index, self._text(row, before_call), row.calls)
 
-    def _fires(
-        self, rows: Sequence[_Row], logits_BV: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Whether a row's opening token is among its k most likely (B,), and that token (B, 1)."""
+    def _opened(self, rows: Sequence[_Row], logits_BV: Tensor) -> Tensor | None:
+        """The opening token of each row where it is among the k most likely, else -1 (B,).
+
+        None where no row may open a call.
+        """
         found = [self._opening(row) for row in rows]
         if not any(found):
-            return None, None
+            return None
         pairs = on_device(torch.tensor([pair or (0, 0) for pair in found]), logits_BV.device)
-        openings, k = pairs.split(1, dim=1)
-        ranks = (logits_BV > logits_BV.gather(1, openings)).sum(1)
-        return ranks < k[:, 0], openings
+        openings, k = pairs.T
+        ranks = (logits_BV > logits_BV.gather(1, openings[:, None])).sum(1)
+        return openings.masked_fill(ranks >= k, -1)
 
     def _opening(self, row: _Row) -> tuple[int, int] | None:
         """The token that may open a call here, and its k."""

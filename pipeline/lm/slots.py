@@ -9,6 +9,7 @@ trial; most of them can take `shared_slots` instead, which computes less, the ot
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from pipeline.lm.forward import LanguageModel, on_device, right_padded
 from pipeline.lm.packed_weights import packed
 
+log = logging.getLogger(__name__)
 Keys = list[tuple[Tensor, Tensor]]  # per layer: keys and values (n, H, L, D)
 
 
@@ -124,6 +126,10 @@ def caches(lm: LanguageModel) -> bool:
     """Whether `SlotCache` computes what the model does: tried on a few tokens, once per model."""
     if lm.model not in _tried:
         _tried[lm.model] = computes_the_same(lm, _decode)
+        if not _tried[lm.model]:
+            log.warning(
+                "this model's keys cannot be kept: each new token computes its whole text again"
+            )
     return _tried[lm.model]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.errors import ConfigError
 from pipeline.report.funnel import build_funnel
 from pipeline.report.rows import run_config
 from pipeline.shards import SHARD_FOLDERS, STAGE_FOLDERS, RunFolder, read_json
@@ -32,6 +33,28 @@ def status_document(
         "stages": stages,
         "funnel": build_funnel(folder),
     }
+
+
+def wanted(folder: RunFolder, say: Callable[[str], None]) -> dict[str, str] | None:
+    """The fingerprints that the run's own settings ask for; says why where they are unknown."""
+    from pipeline import runner  # which reports too
+
+    try:
+        return runner.wanted_fingerprints(folder)
+    except (ConfigError, OSError) as error:
+        say(f"what is stale cannot be told: {error}")
+        return None
+
+
+def warn_of_stale(folder: RunFolder, stage: str, say: Callable[[str], None]) -> None:
+    """Say where what a stage has made no longer fits the settings of the run."""
+    stages = status_document(folder, wanted(folder, say))["stages"]
+    if any(own["stage"] == stage and own["state"] == "stale" for own in stages):
+        again = f"callsieve {stage} {folder.path / 'config.yaml'} --run-dir {folder.path}"
+        say(
+            f"{stage} is stale: this is what it made before the settings changed; "
+            f"`{again}` makes it anew"
+        )
 
 
 def _stage_status(
