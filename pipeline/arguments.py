@@ -73,6 +73,30 @@ def day(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is no date, e.g. 2023-01-30") from None
 
 
+def add_bfcl(bfcl: argparse.ArgumentParser) -> None:
+    """Add what `agent bfcl` asks, of whom, and by which rules."""
+    bfcl.add_argument("model", help="a model folder, a hub id, or the address of an endpoint")
+    bfcl.add_argument("questions", type=Path, help="a JSONL file of the leaderboard")
+    bfcl.add_argument(
+        "--category",
+        choices=("simple", "multiple", "parallel", "irrelevance"),
+        required=True,
+        help="which kind of rows the file holds; irrelevance: calling is wrong",
+    )
+    bfcl.add_argument("--answers", type=Path, help="its answers (all kinds but irrelevance)")
+    bfcl.add_argument(
+        "--numbers",
+        choices=("typed", "value"),
+        default="typed",
+        help="typed (default): 5 where a float is wanted, never 5.0 where an integer is; "
+        "value: numbers are compared by value",
+    )
+    bfcl.add_argument("--limit", type=positive, help="only the first so many rows")
+    bfcl.add_argument(
+        "--constrain", action="store_true", help="calls cannot be malformed (a local model only)"
+    )
+
+
 def add_limits(run: argparse.ArgumentParser) -> None:
     """Add to `agent run` what bounds a run, and what its calls and its answer may look like."""
     run.add_argument(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.arguments import add_limits, day, overrides, positive, shards
+from pipeline.arguments import add_bfcl, add_limits, day, overrides, positive, shards
 from pipeline.errors import ConfigError, WorkError
 
 STAGES = ("ingest", "sample", "execute", "score", "select", "augment", "finetune", "evaluate")
@@ -192,6 +192,9 @@ def _agent_parser(verbs: Any) -> None:
     run.add_argument("--trace", type=Path, help="write the trace as JSONL")
     add_limits(run)
     _json(run)
+    bfcl = _add(agent, "bfcl", _agent_bfcl, "function calling by the rules of BFCL, a turn per row")
+    add_bfcl(bfcl)
+    _json(bfcl)
     demo = _add(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
     demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
     _json(demo)
@@ -405,6 +408,21 @@ def _agent_run(args: Any) -> int:
 
     _load_silently()
     return run_question(args, _tool_list(args.config, args.tools))
+
+
+def _agent_bfcl(args: Any) -> None:
+    from pipeline.agent.command import make_policy
+    from pipeline.evaluation.bfcl import ask_rows, load_rows, summary
+
+    rows = load_rows(args.questions, args.answers, args.category)[: args.limit]
+    _load_silently()
+    policy = make_policy(args.model, "chat", args.constrain)
+    verdicts = ask_rows(rows, policy, numbers=args.numbers)
+    document = summary(verdicts)
+    if args.json:
+        _print_json({**document, "rows": [dataclasses.asdict(own) for own in verdicts]})
+        return
+    print(f"{document['right']} of {document['n']} right", document["outcomes"])
 
 
 def _agent_demo(args: Any) -> None:

@@ -24,6 +24,7 @@ from pipeline.agent.chat import from_structured
 from pipeline.agent.parse import protocol_named
 from pipeline.agent.policies import Policy, PolicyError, Reply, Request
 from pipeline.agent.turns import Message, Turn
+from pipeline.errors import ConfigError
 from pipeline.tools.base import ToolSpec
 
 Category = Literal["simple", "multiple", "parallel", "irrelevance"]
@@ -60,7 +61,20 @@ class Verdict:
 
 
 def load_rows(questions: Path, answers: Path | None, category: Category) -> list[Row]:
-    """Read a file of the leaderboard and its answers; irrelevance has none."""
+    """Read a file of the leaderboard and its answers; irrelevance has none.
+
+    Raises ConfigError for a file that does not hold such rows, and for answers that are missing.
+    """
+    if (answers is None) != (category == "irrelevance"):
+        raise ConfigError(f"{category}: answers are wanted for all categories but irrelevance")
+    try:
+        return _rows(questions, answers, category)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        files = f"{questions} and {answers}" if answers else str(questions)
+        raise ConfigError(f"{files}: not the leaderboard's rows: {error!r}") from None
+
+
+def _rows(questions: Path, answers: Path | None, category: Category) -> list[Row]:
     truth = {} if answers is None else {r["id"]: r["ground_truth"] for r in _lines(answers)}
     return [
         Row(

@@ -6,6 +6,8 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
+from pipeline import cli
+from pipeline.agent import command
 from pipeline.agent.policies import PolicyError, ScriptedPolicy
 from pipeline.agent.turns import Call, Turn
 from pipeline.evaluation.bfcl import Row, ask_rows, judge, load_rows, summary, tool_specs
@@ -189,3 +191,46 @@ def test_an_endpoint_that_is_down_is_no_silence():
     irrelevant = Row("r", "irrelevance", (), (FUNCTION,), ())
     (verdict,) = ask_rows([irrelevant], Down())
     assert (verdict.outcome, verdict.right) == ("model_error", False)
+
+
+def bfcl(tmp_path, monkeypatch, lines, *options):
+    """Run the command with a model that writes one right call, whatever it is asked."""
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    questions.write_text(lines)
+    answers.write_text('{"id": "s0", "ground_truth": [{"area": {"base": [10], "height": [5]}}]}\n')
+    turn = '<tool_call>{"name": "area", "arguments": {"base": 10, "height": 5}}</tool_call>'
+    monkeypatch.setattr(command, "make_policy", lambda *given: ScriptedPolicy(lambda r: turn))
+    return cli.main(
+        ["agent", "bfcl", "m", str(questions), "--answers", str(answers), "--json", *options]
+    )
+
+
+TRIANGLE = {
+    "id": "s0",
+    "question": [[{"role": "user", "content": "The area of a triangle, base 10, height 5?"}]],
+    "function": [
+        {
+            "name": "area",
+            "description": "Area.",
+            "parameters": {
+                "type": "dict",
+                "properties": {"base": {"type": "integer"}, "height": {"type": "integer"}},
+                "required": ["base", "height"],
+            },
+        }
+    ],
+}
+
+
+def test_the_command_asks_and_judges(tmp_path, monkeypatch, capsys):
+    assert bfcl(tmp_path, monkeypatch, json.dumps(TRIANGLE), "--category", "simple") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["n"], document["right"], document["outcomes"]) == (1, 1, {"right": 1})
+    assert document["rows"][0]["row_id"] == "s0"
+
+
+def test_the_command_refuses_other_files(tmp_path, monkeypatch, capsys):
+    assert bfcl(tmp_path, monkeypatch, '{"id": "s0"}\n', "--category", "simple") == 2
+    assert "questions.jsonl and" in capsys.readouterr().err
+    assert bfcl(tmp_path, monkeypatch, json.dumps(TRIANGLE), "--category", "irrelevance") == 2
+    assert "all categories but irrelevance" in capsys.readouterr().err
