@@ -1,4 +1,4 @@
-"""How values on the command line are read, and the longer options of its commands.
+"""How values on the command line are read, the longer options, and what all commands share.
 
 Nothing heavy is imported here: `--help` has to answer at once.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError
 
@@ -140,3 +142,48 @@ def add_limits(run: argparse.ArgumentParser) -> None:
         "[ in inline) only tokens that lead to a call of a tool on offer, with arguments of its "
         "schema, are let through; a local model only. The values may still be wrong",
     )
+
+
+# -- what all commands share -----------------------------------------------------------------------
+
+
+def add_verb(verbs: Any, name: str, run: Callable[[Any], int | None], about: str) -> Any:
+    """Add a command with the function that runs it; returns its parser."""
+    parser = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_json(parser: Any) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+
+
+def tool_list(config: str | None, names: str | None = None) -> list[Any]:
+    """The tools of a configuration, or those that need no settings."""
+    from pipeline.config import load_tools
+    from pipeline.context import load_generate
+    from pipeline.tools.catalogue import BUILT_IN, build_tools
+
+    if config is not None:
+        entries: list[Any] = load_tools(config)
+    else:
+        entries = [{"name": name} for name in ("Calculator", "Calendar", "WikiSearch")]
+    if names:
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        known = {name.lower(): {"name": name} for name in BUILT_IN}
+        known |= {str(entry["name"]).lower(): entry for entry in entries}
+        entries = [known.get(name.lower(), {"name": name}) for name in wanted]
+    return build_tools(entries, load_generate)
+
+
+def load_silently() -> None:
+    """No bar while weights are loaded: what a command shows is a text, and it begins with it."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

@@ -13,12 +13,23 @@ import logging
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.arguments import add_bfcl, add_limits, day, overrides, positive, shards
+from pipeline.agent.verbs import add_agent_verbs
+from pipeline.arguments import (
+    add_json,
+    add_verb,
+    day,
+    load_silently,
+    overrides,
+    positive,
+    print_json,
+    shards,
+    tool_list,
+)
 from pipeline.errors import ConfigError, WorkError
 
 STAGES = ("ingest", "sample", "execute", "score", "select", "augment", "finetune", "evaluate")
@@ -81,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"callsieve {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    run = _add(verbs, "run", _run, "run all stages; continues where it stopped")
+    run = add_verb(verbs, "run", _run, "run all stages; continues where it stopped")
     run.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
     run.add_argument("--run-dir", type=Path, help="where the run is kept (default: runs/NAME)")
     run.add_argument("--until", choices=STAGES, help="stop after this stage")
@@ -89,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_shards(run)
     _takesoverrides(run)
     for stage in STAGES:
-        one = _add(verbs, stage, _stage, _ABOUT[stage])
+        one = add_verb(verbs, stage, _stage, _ABOUT[stage])
         one.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
         one.add_argument("--run-dir", type=Path, required=True, help="the run, e.g. runs/NAME")
         if stage in ("sample", "execute", "score"):
@@ -106,31 +117,33 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(stage=stage)
         _takesoverrides(one)
 
-    status = _add(verbs, "status", _status, "stages, shards done, rows, time, estimate")
+    status = add_verb(verbs, "status", _status, "stages, shards done, rows, time, estimate")
     status.add_argument("run_dir", type=Path)
-    _json(status)
-    show = _add(verbs, "show", _show, "calls in their context with all losses")
+    add_json(status)
+    show = add_verb(verbs, "show", _show, "calls in their context with all losses")
     show.add_argument("run_dir", type=Path)
     show.add_argument("--tool", help="only this tool")
     show.add_argument("--reason", help="only calls with this reason, e.g. kept, lookahead_leak")
     show.add_argument("--sort", default="gain", help="column to sort by, largest first")
     show.add_argument("-n", type=positive, default=10, help="how many")
     show.add_argument("--call", help="one call by its id (or the start of it)")
-    _json(show)
-    report = _add(verbs, "report", _report, "write report.html again")
+    add_json(show)
+    report = add_verb(verbs, "report", _report, "write report.html again")
     report.add_argument("run_dir", type=Path)
-    export = _add(verbs, "export", _export, "write the augmented texts in another form")
+    export = add_verb(verbs, "export", _export, "write the augmented texts in another form")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--format", required=True, help="jsonl, parquet or chat-messages")
     export.add_argument("--output", "-o", type=Path, help="file (default: in the run folder)")
-    diff = _add(verbs, "diff", _diff, "what two runs keep differently, and which settings differ")
+    diff = add_verb(
+        verbs, "diff", _diff, "what two runs keep differently, and which settings differ"
+    )
     diff.add_argument("run_a", type=Path)
     diff.add_argument("run_b", type=Path)
-    _json(diff)
+    add_json(diff)
 
     _tools_parser(verbs)
-    _agent_parser(verbs)
-    generate = _add(verbs, "generate", _generate, "continue a text with live calls")
+    add_agent_verbs(verbs)
+    generate = add_verb(verbs, "generate", _generate, "continue a text with live calls")
     generate.add_argument("model", help="a tuned model, e.g. runs/quickstart/07-model")
     generate.add_argument("prompt")
     generate.add_argument("--tools", help="comma-separated (default: those of the checkpoint)")
@@ -148,14 +161,14 @@ def _parser() -> argparse.ArgumentParser:
         help="a call that has begun cannot be malformed: only tokens that continue a call of one "
         "of the tools are let through, up to the arrow (its values may still be wrong)",
     )
-    _json(generate)
-    bench = _add(verbs, "bench", _bench, "measure our paths against baselines, in one run")
+    add_json(generate)
+    bench = add_verb(verbs, "bench", _bench, "measure our paths against baselines, in one run")
     bench.add_argument("name", choices=("ingest", "sample", "score", "train", "agent"))
     bench.add_argument("--model", default=".cache/models/SmolLM2-135M-Instruct")
     bench.add_argument("--pairs", type=int, default=5, help="interleaved pairs per baseline")
     bench.add_argument("--documents", type=int, help="how many documents a pair works on")
     bench.add_argument("--tokens", type=int, help="tokens per document")
-    _json(bench)
+    add_json(bench)
     return parser
 
 
@@ -163,54 +176,17 @@ def _tools_parser(verbs: Any) -> None:
     tools = verbs.add_parser("tools", help="the catalogue: list, call, serve").add_subparsers(
         metavar="WHAT", required=True
     )
-    listing = _add(tools, "list", _tools_list, "what there is, with arguments and descriptions")
-    call = _add(tools, "call", _tools_call, "run one call, as the pipeline would")
+    listing = add_verb(tools, "list", _tools_list, "what there is, with arguments and descriptions")
+    call = add_verb(tools, "call", _tools_call, "run one call, as the pipeline would")
     call.add_argument("name", help="e.g. Calculator (any case)")
     call.add_argument("arguments", help="the text between the brackets, or a JSON object")
     call.add_argument("--date", type=day, help="the document's date, ISO")
-    serve = _add(tools, "serve", _tools_serve, "offer the tools over MCP (stdio, or HTTP)")
+    serve = add_verb(tools, "serve", _tools_serve, "offer the tools over MCP (stdio, or HTTP)")
     serve.add_argument("--http", type=int, metavar="PORT", help="on the loopback, this port")
     for parser in (listing, call, serve):
         parser.add_argument("--config", help="take the tools from this configuration")
-    _json(listing)
-    _json(call)
-
-
-def _agent_parser(verbs: Any) -> None:
-    agent = verbs.add_parser("agent", help="the agent loop: run, demo, parse").add_subparsers(
-        metavar="WHAT", required=True
-    )
-    run = _add(agent, "run", _agent_run, "answer a question in the loop, shown as it happens")
-    run.add_argument("model", help="a model folder or hub id, or an http(s) address of an endpoint")
-    run.add_argument("question")
-    run.add_argument("--protocol", choices=("react", "inline", "chat"), default="react")
-    run.add_argument("--strategy", default=None, help="e.g. react, act, cot, standard")
-    run.add_argument("--tools", help="comma-separated (default: Calculator, Calendar, WikiSearch)")
-    run.add_argument("--config", help="take the tools' settings from this configuration")
-    run.add_argument("--max-steps", type=int, default=7)
-    run.add_argument("--date", type=day, help="the date of today for Calendar, ISO")
-    run.add_argument("--trace", type=Path, help="write the trace as JSONL")
-    add_limits(run)
-    _json(run)
-    bfcl = _add(agent, "bfcl", _agent_bfcl, "function calling by the rules of BFCL, a turn per row")
-    add_bfcl(bfcl)
-    _json(bfcl)
-    demo = _add(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
-    demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
-    _json(demo)
-    parse = _add(agent, "parse", _agent_parse, "print how a turn on standard input is read")
-    parse.add_argument("--protocol", choices=("react", "inline", "chat"), required=True)
-    _json(parse)
-
-
-def _add(verbs: Any, name: str, run: Callable[[Any], int | None], about: str) -> Any:
-    parser = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(listing)
+    add_json(call)
 
 
 def _takesoverrides(parser: Any) -> None:
@@ -231,10 +207,6 @@ def _add_shards(parser: Any) -> None:
 
 def _say(message: str) -> None:
     print(f"callsieve: {message}", file=sys.stderr)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=1, default=str))
 
 
 # -- the pipeline --------------------------------------------------------------------------------
@@ -274,7 +246,7 @@ def _stage(args: Any) -> int:
     if getattr(args, "json", False):
         from pipeline.shards import read_json
 
-        _print_json(read_json(folder.stage("evaluate") / "results.json"))
+        print_json(read_json(folder.stage("evaluate") / "results.json"))
     return 0
 
 
@@ -299,7 +271,7 @@ def _status(args: Any) -> None:
 
     folder = _existing(args.run_dir)
     document = status_document(folder, wanted(folder, _say))
-    _print_json(document) if args.json else print_status(document)
+    print_json(document) if args.json else print_status(document)
 
 
 def _show(args: Any) -> None:
@@ -315,7 +287,7 @@ def _show(args: Any) -> None:
         n=args.n,
         call=args.call,
     )
-    _print_json(rows) if args.json else print_calls(rows)
+    print_json(rows) if args.json else print_calls(rows)
     if not rows and not args.json:
         print("calls of this run:")
         for tool, reasons in what_there_is(folder).items():
@@ -343,28 +315,10 @@ def _diff(args: Any) -> None:
     from pipeline.report.diff import diff_runs, print_diff
 
     document = diff_runs(_existing(args.run_a), _existing(args.run_b))
-    _print_json(document) if args.json else print_diff(document)
+    print_json(document) if args.json else print_diff(document)
 
 
-# -- tools, agent, generation, bench -------------------------------------------------------------
-
-
-def _tool_list(config: str | None, names: str | None = None) -> list[Any]:
-    """The tools of a configuration, or those that need no settings."""
-    from pipeline.config import load_tools
-    from pipeline.context import load_generate
-    from pipeline.tools.catalogue import BUILT_IN, build_tools
-
-    if config is not None:
-        entries: list[Any] = load_tools(config)
-    else:
-        entries = [{"name": name} for name in ("Calculator", "Calendar", "WikiSearch")]
-    if names:
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
-        known = {name.lower(): {"name": name} for name in BUILT_IN}
-        known |= {str(entry["name"]).lower(): entry for entry in entries}
-        entries = [known.get(name.lower(), {"name": name}) for name in wanted]
-    return build_tools(entries, load_generate)
+# -- tools, generation, bench -------------------------------------------------------------
 
 
 def _tools_list(args: Any) -> None:
@@ -374,7 +328,7 @@ def _tools_list(args: Any) -> None:
 
     tools = list_tools(load_tools(args.config)) if args.config else list_built_in()
     document = tools_document(tools)
-    _print_json(document) if args.json else print_tools(document)
+    print_json(document) if args.json else print_tools(document)
 
 
 def _tools_call(args: Any) -> int:
@@ -386,10 +340,10 @@ def _tools_call(args: Any) -> int:
             arguments = json.loads(arguments)
         except json.JSONDecodeError as error:
             raise ConfigError(f"the arguments are not JSON: {error}") from None
-    with Executor(_tool_list(args.config, args.name if not args.config else None)) as executor:
+    with Executor(tool_list(args.config, args.name if not args.config else None)) as executor:
         done = executor.execute(args.name, arguments, {"date": args.date, "doc_id": ""})
     if args.json:
-        _print_json({"result": done.result, "error_kind": done.error_kind, "error": done.error})
+        print_json({"result": done.result, "error_kind": done.error_kind, "error": done.error})
         return 0
     if done.error_kind is not None:
         raise WorkError(f"{done.error_kind}: {done.error}")
@@ -400,48 +354,7 @@ def _tools_call(args: Any) -> int:
 def _tools_serve(args: Any) -> None:
     from pipeline.tools.serve import serve
 
-    serve(_tool_list(args.config), args.http)
-
-
-def _agent_run(args: Any) -> int:
-    from pipeline.agent.command import run_question
-
-    _load_silently()
-    return run_question(args, _tool_list(args.config, args.tools))
-
-
-def _agent_bfcl(args: Any) -> None:
-    from pipeline.agent.command import make_policy
-    from pipeline.evaluation.bfcl import ask_rows, load_rows, summary
-
-    rows = load_rows(args.questions, args.answers, args.category)[: args.limit]
-    _load_silently()
-    policy = make_policy(args.model, "chat", args.constrain)
-    verdicts = ask_rows(rows, policy, numbers=args.numbers)
-    document = summary(verdicts)
-    if args.json:
-        _print_json({**document, "rows": [dataclasses.asdict(own) for own in verdicts]})
-        return
-    print(f"{document['right']} of {document['n']} right", document["outcomes"])
-
-
-def _agent_demo(args: Any) -> None:
-    from rich.console import Console
-
-    from pipeline.agent.demos import demo_lines, run_demo
-
-    outcome = run_demo(args.name)
-    if args.json:
-        _print_json(outcome)
-        return
-    for line in demo_lines(outcome):
-        Console().print(line)
-
-
-def _agent_parse(args: Any) -> None:
-    from pipeline.agent.parse import parse_turn
-
-    _print_json(parse_turn(args.protocol, sys.stdin.read()))
+    serve(tool_list(args.config), args.http)
 
 
 def _generate(args: Any) -> int:
@@ -452,12 +365,12 @@ def _generate(args: Any) -> int:
     from pipeline.report.terminal import print_generation
     from pipeline.tools.executor import Executor
 
-    _load_silently()
+    load_silently()
     live = sys.stdout.isatty() and not args.json
     stream = GenerationStream(args.prompt, Console()) if live else None
     executor = None
     if args.tools or args.config:
-        executor = Executor(_tool_list(args.config, args.tools))
+        executor = Executor(tool_list(args.config, args.tools))
     made = generate_text(
         args.model,
         args.prompt,
@@ -471,7 +384,7 @@ def _generate(args: Any) -> int:
         on_text=stream.on_text if stream else None,
     )
     if args.json:
-        _print_json({"prompt": args.prompt, **dataclasses.asdict(made)})
+        print_json({"prompt": args.prompt, **dataclasses.asdict(made)})
     elif stream:
         stream.finish(made)
     else:
@@ -481,18 +394,11 @@ def _generate(args: Any) -> int:
     return 0
 
 
-def _load_silently() -> None:
-    """No bar while weights are loaded: what a command shows is a text, and it begins with it."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-
-
 def _bench(args: Any) -> None:
     from pipeline.bench import print_bench, run_bench
 
     document = run_bench(args.name, args.model, args.pairs, args.documents, args.tokens)
-    _print_json(document) if args.json else print_bench(document)
+    print_json(document) if args.json else print_bench(document)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""The verbs of `callsieve agent`: nothing but parsing and printing.
+
+What a verb needs is imported when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.arguments import (
+    add_bfcl,
+    add_json,
+    add_limits,
+    add_verb,
+    day,
+    load_silently,
+    print_json,
+    tool_list,
+)
+
+
+def add_agent_verbs(verbs: Any) -> None:
+    """Add `agent` and what it can do to the commands."""
+    agent = verbs.add_parser("agent", help="the agent loop: run, demo, parse").add_subparsers(
+        metavar="WHAT", required=True
+    )
+    run = add_verb(agent, "run", _agent_run, "answer a question in the loop, shown as it happens")
+    run.add_argument("model", help="a model folder or hub id, or an http(s) address of an endpoint")
+    run.add_argument("question")
+    run.add_argument("--protocol", choices=("react", "inline", "chat"), default="react")
+    run.add_argument("--strategy", default=None, help="e.g. react, act, cot, standard")
+    run.add_argument("--tools", help="comma-separated (default: Calculator, Calendar, WikiSearch)")
+    run.add_argument("--config", help="take the tools' settings from this configuration")
+    run.add_argument("--max-steps", type=int, default=7)
+    run.add_argument("--date", type=day, help="the date of today for Calendar, ISO")
+    run.add_argument("--trace", type=Path, help="write the trace as JSONL")
+    add_limits(run)
+    add_json(run)
+    bfcl = add_verb(
+        agent, "bfcl", _agent_bfcl, "function calling by the rules of BFCL, a turn per row"
+    )
+    add_bfcl(bfcl)
+    add_json(bfcl)
+    demo = add_verb(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
+    demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
+    add_json(demo)
+    parse = add_verb(agent, "parse", _agent_parse, "print how a turn on standard input is read")
+    parse.add_argument("--protocol", choices=("react", "inline", "chat"), required=True)
+    add_json(parse)
+
+
+def _agent_run(args: Any) -> int:
+    from pipeline.agent.command import run_question
+
+    load_silently()
+    return run_question(args, tool_list(args.config, args.tools))
+
+
+def _agent_bfcl(args: Any) -> None:
+    from pipeline.agent.command import make_policy
+    from pipeline.evaluation.bfcl import ask_rows, load_rows, summary
+
+    rows = load_rows(args.questions, args.answers, args.category)[: args.limit]
+    load_silently()
+    policy = make_policy(args.model, "chat", args.constrain)
+    verdicts = ask_rows(rows, policy, numbers=args.numbers)
+    document = summary(verdicts)
+    if args.json:
+        print_json({**document, "rows": [dataclasses.asdict(own) for own in verdicts]})
+        return
+    print(f"{document['right']} of {document['n']} right", document["outcomes"])
+
+
+def _agent_demo(args: Any) -> None:
+    from rich.console import Console
+
+    from pipeline.agent.demos import demo_lines, run_demo
+
+    outcome = run_demo(args.name)
+    if args.json:
+        print_json(outcome)
+        return
+    for line in demo_lines(outcome):
+        Console().print(line)
+
+
+def _agent_parse(args: Any) -> None:
+    from pipeline.agent.parse import parse_turn
+
+    print_json(parse_turn(args.protocol, sys.stdin.read()))
