@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.config import Config, fingerprint_values
 from pipeline.errors import ConfigError
-from pipeline.lm.checkpoint import model_fingerprint
+from pipeline.lm.files import model_fingerprint
 from pipeline.lm.prompts import prompt_file
 from pipeline.paths import cache_folder, find_all
 from pipeline.shards import STAGE_FOLDERS, read_json, write_json

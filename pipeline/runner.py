@@ -3,6 +3,9 @@
 A stage is done for a shard when the shard's marker carries the fingerprint that the configuration
 asks for. The fingerprint of a stage covers its own settings, its inputs and the fingerprint of the
 stage before it, so a changed value makes exactly the stages that depend on it stale.
+
+Stages with a model are imported when they run: the others, and the commands that only look at a
+run, do without its libraries.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ from pipeline.config import Config, dump_config, parse_config, to_dict
 from pipeline.context import Context, closing_resources
 from pipeline.errors import ConfigError, WorkError
 from pipeline.fingerprints import fingerprints
-from pipeline.lm.checkpoint import model_fingerprint, pick_device
+from pipeline.lm.files import model_fingerprint
 from pipeline.lm.prompts import load_prompt
 from pipeline.records import (
     Candidate,
@@ -41,7 +45,7 @@ from pipeline.records import (
 from pipeline.report.funnel import build_funnel
 from pipeline.report.page import write_report
 from pipeline.shards import SHARD_FOLDERS, RunFolder, read_json, write_json, write_text
-from pipeline.stages import augment, evaluate, execute, finetune, ingest, sample, score, select
+from pipeline.stages import augment, execute, ingest, select
 from pipeline.tools.catalogue import parse_tool_config, pin_servers
 
 log = logging.getLogger(__name__)
@@ -74,6 +78,8 @@ def _ingest(context: Context, shards: Shards) -> None:
 
 
 def _sample(context: Context, shards: Shards) -> None:
+    from pipeline.stages import sample
+
     def one(index: int) -> Iterator[Candidate]:
         return sample.run(_documents(context, index), context)
 
@@ -89,6 +95,8 @@ def _execute(context: Context, shards: Shards) -> None:
 
 
 def _score(context: Context, shards: Shards) -> None:
+    from pipeline.stages import score
+
     pool = score.result_pool(context) if context.config.score.null_share else {}
 
     def one(index: int) -> Iterator[ScoredCall]:
@@ -121,11 +129,15 @@ def _augment(context: Context, shards: Shards) -> None:
 
 
 def _finetune(context: Context, shards: Shards) -> None:
+    from pipeline.stages import finetune
+
     context.resources.pop("lm", None)  # training loads its own copy
     finetune.run(context)
 
 
 def _evaluate(context: Context, shards: Shards) -> None:
+    from pipeline.stages import evaluate
+
     evaluate.run(context)
 
 
@@ -140,6 +152,8 @@ STAGES: tuple[tuple[str, Callable[[Context, Shards], None]], ...] = (
     ("evaluate", _evaluate),  # models -> the four arms
 )
 STAGE_NAMES = tuple(name for name, _ in STAGES)
+_LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "numpy")
+_ON_DEVICE = ("sample", "score", "finetune", "evaluate")
 
 
 def _each_shard(
@@ -177,13 +191,12 @@ def _brief(marker: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Refuse settings that would only fail later: tools, prompts, device."""
+    """Refuse settings that would only fail later: tools, prompts."""
     tools = [parse_tool_config(tool, f"tools.{n}") for n, tool in enumerate(config.tools)]
     if config.sample.constrain:
         pin_servers(tools)  # the masks follow the pinned definitions
     for name in config.tool_names:
         load_prompt(config.prompts, name, config.call_format.syntax)
-    pick_device(config.model.device)
 
 
 def plan(config: Config, folder: RunFolder, first: str | None, last: str | None) -> Plan:
@@ -292,39 +305,56 @@ def run(
     shards: Shards = (0, 1),
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> Plan:
-    """Run the stages that are not done yet; says first what a changed configuration makes stale."""
+    """Run the stages that are not done yet; says first what a changed configuration makes stale.
+
+    Where everything is done nothing has to be written: a finished run can lie in a read-only place.
+    """
     check(config)
     todo = plan(config, folder, first, last)
+    device = _device(config, todo)
     _announce(todo, folder, say)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with _alone(folder, shared=shards[1] > 1):
-        write_text(folder.path / "config.yaml", dump_config(config))
-        _write_manifest(config, folder)
-        wanted = fingerprints(config)
-        context = Context(config, folder, "", "")
-        with closing_resources(context):
-            for name, work in STAGES:
-                if name not in todo.todo:
-                    continue
-                if shards[1] > 1 and name not in ("sample", "execute", "score"):
-                    say(f"{name}: not a stage for --shards; run it once, without the option")
-                    break
-                _begin(context, name, wanted[name], fresh=shards[1] == 1)
-                if shards[1] > 1 and name == "score":
-                    _need_all(context, "execute", wanted["execute"])
-                began = time.monotonic()
-                say(f"{name} ...")
-                work(context, shards)
-                seconds = time.monotonic() - began
-                funnel = build_funnel(folder)
-                write_json(folder.path / "funnel.json", funnel)
-                folder.log("stage", stage=name, seconds=round(seconds, 3))
-                say(f"{name} done in {seconds:.1f} s{_outcome(name, funnel)}")
-            if last is not None and (later := plan(config, folder, None, None).stale):
-                say(f"stale now: {', '.join(later)} (`callsieve run` redoes them)")
-            if todo.todo and shards[1] == 1:
-                write_report(folder)
+    if todo.todo:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with _alone(folder, shared=shards[1] > 1):
+            _write_settings(config, folder, device)
+            _do(todo, config, folder, shards, say)
+    elif not _has_settings(config, folder):
+        try:
+            with _alone(folder, shared=shards[1] > 1):
+                _write_settings(config, folder, device)
+        except OSError as error:
+            say(f"{folder.path}: config.yaml and manifest.json are left as they were: {error}")
+    if last is not None and (later := plan(config, folder, None, None).stale):
+        say(f"stale now: {', '.join(later)} (`callsieve run` redoes them)")
     return todo
+
+
+def _do(
+    todo: Plan, config: Config, folder: RunFolder, shards: Shards, say: Callable[[str], None]
+) -> None:
+    """Do the stages of a plan, one after the other, and write the report."""
+    wanted = fingerprints(config)
+    context = Context(config, folder, "", "")
+    with closing_resources(context):
+        for name, work in STAGES:
+            if name not in todo.todo:
+                continue
+            if shards[1] > 1 and name not in ("sample", "execute", "score"):
+                say(f"{name}: not a stage for --shards; run it once, without the option")
+                break
+            _begin(context, name, wanted[name], fresh=shards[1] == 1)
+            if shards[1] > 1 and name == "score":
+                _need_all(context, "execute", wanted["execute"])
+            began = time.monotonic()
+            say(f"{name} ...")
+            work(context, shards)
+            seconds = time.monotonic() - began
+            funnel = build_funnel(folder)
+            write_json(folder.path / "funnel.json", funnel)
+            folder.log("stage", stage=name, seconds=round(seconds, 3))
+            say(f"{name} done in {seconds:.1f} s{_outcome(name, funnel)}")
+        if shards[1] == 1:
+            write_report(folder)
 
 
 def _outcome(stage: str, funnel: dict[str, Any]) -> str:
@@ -392,33 +422,59 @@ def _alone(folder: RunFolder, shared: bool) -> Iterator[None]:
         yield
 
 
-def _write_manifest(config: Config, folder: RunFolder) -> None:
-    import accelerate
-    import datasets
-    import numpy
+def _device(config: Config, todo: Plan) -> str | None:
+    """The device that the work needs; None where there is none for it.
+
+    Raises ConfigError when it does not answer.
+    """
+    if not set(_ON_DEVICE).intersection(todo.todo):
+        return None
     import torch
-    import transformers
+
+    from pipeline.lm.checkpoint import pick_device
 
     device = pick_device(config.model.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    libraries = (torch, transformers, datasets, accelerate, numpy)
-    write_json(
-        folder.path / "manifest.json",
-        {
-            "callsieve": __version__,
-            "working_folder": os.path.relpath(Path.cwd().resolve(), folder.path.resolve()),
-            "git_revision": _git_revision(),
-            "python": platform.python_version(),
-            **{library.__name__: library.__version__ for library in libraries},
-            "model": config.model.path,
-            "model_fingerprint": model_fingerprint(config.model),
-            "tokenizer_fingerprint": model_fingerprint(config.model),
-            "seed": config.seed,
-            "device": f"{device} {name}".strip(),
-            "dtype": config.model.dtype,
-            "fingerprints": fingerprints(config),
-        },
+    return f"{device} {name}".strip()
+
+
+def _has_settings(config: Config, folder: RunFolder) -> bool:
+    """Whether a run folder tells of these settings already, as last used from this folder."""
+    written = folder.path / "config.yaml"
+    manifest = read_json(folder.path / "manifest.json") or {}
+    return (
+        written.is_file()
+        and written.read_text(encoding="utf-8") == dump_config(config)
+        and manifest.get("working_folder") == _from_run(folder)
+        and manifest.get("fingerprints") == fingerprints(config)
     )
+
+
+def _from_run(folder: RunFolder) -> str:
+    """The current folder as seen from the run, so that a project can move with its runs."""
+    return os.path.relpath(Path.cwd().resolve(), folder.path.resolve())
+
+
+def _write_settings(config: Config, folder: RunFolder, device: str | None) -> None:
+    """Write `config.yaml` and `manifest.json`; without a device, that of the work before stays."""
+    write_text(folder.path / "config.yaml", dump_config(config))
+    path = folder.path / "manifest.json"
+    model = model_fingerprint(config.model)
+    manifest = {
+        "callsieve": __version__,
+        "working_folder": _from_run(folder),
+        "git_revision": _git_revision(),
+        "python": platform.python_version(),
+        **{library: version(library) for library in _LIBRARIES},
+        "model": config.model.path,
+        "model_fingerprint": model,
+        "tokenizer_fingerprint": model,
+        "seed": config.seed,
+        "device": device or (read_json(path) or {}).get("device"),
+        "dtype": config.model.dtype,
+        "fingerprints": fingerprints(config),
+    }
+    write_json(path, manifest)
 
 
 def _git_revision() -> str | None:

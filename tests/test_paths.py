@@ -11,7 +11,7 @@ from pipeline.calls import CallSyntax
 from pipeline.config import Model, Source, load_config
 from pipeline.errors import ConfigError
 from pipeline.evaluation.questions import load_questions
-from pipeline.lm.checkpoint import locate
+from pipeline.lm.files import locate
 from pipeline.lm.prompts import load_prompt
 from pipeline.paths import PROJECT, find, find_all, folder_of
 from pipeline.runner import check

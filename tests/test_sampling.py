@@ -17,8 +17,8 @@ from pipeline.calls import TEXT
 from pipeline.errors import ConfigError
 from pipeline.lm.forward import LanguageModel
 from pipeline.lm.noise import gumbel, sample_key
+from pipeline.lm.prompts import Prompt
 from pipeline.lm.sampling import (
-    Prompt,
     PromptKeys,
     Row,
     Sampled,

@@ -51,7 +51,7 @@ def pick_device(wanted: str) -> torch.device:
 def locate(settings: Model) -> tuple[str, dict[str, Any]]:
     """Return what `from_pretrained` takes: a folder or id, and the GGUF file if there is one."""
     if settings.path == "tiny":
-        from pipeline.lm.tiny import tiny_model  # made on the spot, for tests and trying changes
+        from pipeline.lm.files import tiny_model
 
         return str(tiny_model()), {}
     path = find(Path(settings.path).expanduser())

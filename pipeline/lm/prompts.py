@@ -8,12 +8,22 @@ it. Calls in the file are written in the `text` form and rewritten for the `spec
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.calls import CallSyntax, parse_call, render
 from pipeline.errors import ConfigError
-from pipeline.lm.sampling import Prompt
 from pipeline.paths import BUNDLED, PROJECT, find
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The few-shot prompt P(x) of a tool, around the text x: `head` + before + x + between + x."""
+
+    tool: str
+    head: str
+    before: str = "\n\nInput:\n"
+    between: str = "\n\nOutput:\n"
 
 
 def prompt_file(folder: str | Path, tool: str) -> Path:

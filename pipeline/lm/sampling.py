@@ -18,6 +18,7 @@ from pipeline.calls import CallSyntax, read_sample
 from pipeline.errors import ConfigError
 from pipeline.lm.forward import LanguageModel, forbid, on_device, right_padded
 from pipeline.lm.noise import gumbel, sample_key
+from pipeline.lm.prompts import Prompt
 from pipeline.lm.shared_prefix import Keys, RowDecoder, prefill
 from pipeline.lm.tokens import (
     EncodedDocument,
@@ -29,16 +30,6 @@ from pipeline.lm.tokens import (
 
 TokenMask = Callable[[Sequence[int]], Tensor | None]
 """Given the tokens after the opening delimiter: which tokens may follow (V,), None = all."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The few-shot prompt P(x) of a tool, around the text x: `head` + before + x + between + x."""
-
-    tool: str
-    head: str
-    before: str = "\n\nInput:\n"
-    between: str = "\n\nOutput:\n"
 
 
 @dataclass(frozen=True)

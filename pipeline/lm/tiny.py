@@ -1,4 +1,4 @@
-"""A tiny model made on the spot: every stage can be tried in seconds, without a download.
+"""Makes a tiny model on the spot: every stage can be tried in seconds, without a download.
 
 `model.path: tiny` in a configuration names it; it is made once, in `.cache/models/tiny` of the
 project, from the bundled texts and prompts. It has learnt the form of a call and little else: what
@@ -11,7 +11,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,25 +22,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pipeline.errors import ConfigError
 from pipeline.paths import PROJECT
 
-NAME = "tiny"  # the value of `model.path`
-FOLDER = PROJECT / ".cache/models/tiny"
 CORPUS, PROMPTS = PROJECT / "data/corpus", PROJECT / "data/prompts"
 
 _VOCABULARY = 1000
 _ROWS, _LENGTH = 16, 128
 _LEARNING_RATE = 4e-3
 _SIGNS = " [ [ ] )] -> ( ,"  # counted so often that ` [` becomes one token
-
-
-def tiny_model(folder: Path = FOLDER) -> Path:
-    """Return the folder of the tiny model, making it when it is not there.
-
-    Raises ConfigError when the bundled texts are not there.
-    """
-    if not (folder / "config.json").is_file():
-        print(f"making the tiny model in {folder} (once, some seconds) ...", file=sys.stderr)
-        make_tiny_model(folder, bundled_texts())
-    return folder
 
 
 def bundled_texts() -> list[str]:
@@ -55,7 +41,7 @@ def bundled_texts() -> list[str]:
     ]
     if not prompts or not texts:
         raise ConfigError(
-            f"`model.path` = {NAME!r} is made from {CORPUS} and {PROMPTS}, which are not there; "
+            f"`model.path` = 'tiny' is made from {CORPUS} and {PROMPTS}, which are not there; "
             "name another model"
         )
     # a prompt is read as often as ten texts, so that the form of a call is learnt
