@@ -290,3 +290,13 @@ def test_mt_without_apertium_says_what_else_it_can_do(
     assert main(["tools", "call", "MT", "la casa"]) == 2
     err = capsys.readouterr().err
     assert "apt-get install apertium" in err and "`backend: transformers` and a `model`" in err
+
+
+@pytest.mark.parametrize(("answer", "code"), [(None, 1), ("29", 0)])
+def test_a_run_of_the_loop_without_an_answer_prints_no_line(
+    answer: str | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    result = SimpleNamespace(answer=answer)
+    monkeypatch.setattr("pipeline.agent.command.answer_question", lambda *_, **__: result)
+    assert main(["agent", "run", "no-such-model", "How much?", "--tools", "Calculator"]) == code
+    assert capsys.readouterr().out == ("" if answer is None else f"{answer}\n")

@@ -54,7 +54,8 @@ def run_question(args: argparse.Namespace, tools: Sequence[Tool]) -> int:
         constrain=given.get("constrain", False),
         show=True,
     )
-    print(json.dumps(_document(result), ensure_ascii=False) if args.json else result.answer or "")
+    if args.json or result.answer is not None:
+        print(json.dumps(_document(result), ensure_ascii=False) if args.json else result.answer)
     return 0 if result.answer is not None else 1
 
 
