@@ -48,7 +48,7 @@ _ABOUT = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _prepare_libraries()
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     try:
@@ -73,6 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         more = "; finished shards are kept, the same command continues"
         print(f"\ncallsieve: interrupted{more if _in_run(args) else ''}", file=sys.stderr)
         return 130
+
+
+def _prepare_libraries() -> None:
+    """Set what libraries look for when they are imported; their bars do not go into a log."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # also those of transformers
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
 def _in_run(args: Any) -> bool:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from pipeline.config import Config
+from pipeline.progress import Lines, progress
 from pipeline.shards import RunFolder
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from pipeline.lm.forward import LanguageModel
     from pipeline.tools.executor import Executor
 
@@ -65,17 +65,9 @@ class Context:
         executor: Executor = self.resources["executor"]
         return executor
 
-    def progress(self, total: int | None, unit: str) -> tqdm[Any]:
-        """A progress bar on stderr, with counts; silent when stderr is not a terminal."""
-        return tqdm(
-            total=total,
-            unit=f" {unit}",
-            desc=self.stage,
-            file=sys.stderr,
-            dynamic_ncols=True,
-            mininterval=0.5 if sys.stderr.isatty() else 20.0,
-            leave=False,
-        )
+    def progress(self, total: int | None, unit: str) -> tqdm[Any] | Lines:
+        """A progress bar on stderr, with counts; some plain lines when that is no terminal."""
+        return progress(total, unit, self.stage)
 
 
 @contextmanager

@@ -358,7 +358,10 @@ def _do(
 
 
 def _outcome(stage: str, funnel: dict[str, Any]) -> str:
-    """What a stage left per tool, for the stages that count calls."""
+    """What a stage left: documents, or calls per tool."""
+    if stage in ("ingest", "augment"):
+        found = funnel["corpus" if stage == "ingest" else "dataset"].get("documents", 0)
+        return f": {found:,} document{'' if found == 1 else 's'}"
     step = {"sample": "candidates", "execute": "executed", "score": "scored", "select": "kept"}
     left = {
         tool: own["count"]

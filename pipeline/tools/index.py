@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from tqdm import tqdm
 
 from pipeline.errors import ConfigError
 from pipeline.paths import cache_folder, folder_of
+from pipeline.progress import counted
 from pipeline.tools.articles import (
     ArticleFields,
     Passage,
@@ -115,7 +114,7 @@ def _write(
 
 def _passages(settings: IndexSettings, resolved: Sequence[Path | str]) -> Iterator[Passage]:
     articles = read_articles(resolved, settings.fields)
-    for article in tqdm(articles, desc="index", unit=" articles", file=sys.stderr, mininterval=1.0):
+    for article in counted(articles, "articles", "index"):
         for passage in split_passages(article, settings.passage_words):
             yield Passage(_storable(passage.title), _storable(passage.text))
 
