@@ -296,6 +296,34 @@ def test_a_date_field_that_one_record_has_is_enough(tmp_path: Path) -> None:
     assert [d.date for d in found] == [None, "2020-01-02"]
 
 
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", "saved"])
+@pytest.mark.parametrize("setting", ["date_field", "url_field"])
+def test_a_field_of_ones_own_that_is_not_there_is_noticed_before_the_end(
+    tmp_path: Path, kind: str, setting: str
+) -> None:
+    """Also where `corpus.limit` ends the reading, after one source or in the middle of another."""
+    rows = [{"text": f"{TEXT} {n}.", "written": "2020-01-02"} for n in "abcdef"]
+    source = write_kind(tmp_path, kind, rows)
+    whole = write_jsonl(tmp_path / "whole.jsonl", [{"text": f"{TEXT} of 9."}])
+    for sources in ([source], [{"path": str(whole)}, source]):
+        sources = [*sources[:-1], {**sources[-1], setting: "there"}]
+        for limit in (3, None):
+            with pytest.raises(ConfigError, match=f"`{setting}` = 'there': no .*there is text"):
+                run_ingest(tmp_path, sources, limit=limit)
+        sources[-1][setting] = "written"
+        assert run_ingest(tmp_path, sources, limit=3)[0]
+
+
+def test_a_field_counts_in_the_records_that_were_read(tmp_path: Path) -> None:
+    rows = [{"text": f"{TEXT} {n}.", **({"when": "2020-01-02"} if n == "c" else {})} for n in "abc"]
+    source = {"path": str(write_jsonl(tmp_path / "c.jsonl", rows)), "date_field": "when"}
+    with pytest.raises(ConfigError, match="no record that was read has it; there is text; name"):
+        run_ingest(tmp_path, [source], limit=2)
+    with pytest.raises(ConfigError, match="no record that was read has it"):
+        run_ingest(tmp_path, [{**source, "limit": 2}])
+    assert len(run_ingest(tmp_path, [source], limit=3)[0]) == 3
+
+
 @pytest.mark.parametrize(("name", "content"), [("c.jsonl", ""), ("c.csv", ""), ("c.csv", "text\n")])
 def test_an_empty_file_is_called_empty(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)

@@ -17,7 +17,7 @@ import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -28,7 +28,7 @@ from pipeline.context import Context
 from pipeline.errors import WorkError
 from pipeline.records import Document, schema_of, stable_hash, to_table
 from pipeline.shards import write_json
-from pipeline.stages.reading import EXCERPT, Record, Reject, open_sources
+from pipeline.stages.reading import EXCERPT, Record, Reject, Sources
 from pipeline.stages.splitting import count_words, split_text
 from pipeline.tools.filters import corpus_filter, date_from_url
 
@@ -43,7 +43,7 @@ def run(context: Context) -> None:
     """
     config, folder = context.config, context.folder
     began = time.monotonic()
-    items = open_sources(config.corpus.sources, config.corpus.max_bytes)
+    sources = Sources(config.corpus.sources, config.corpus.max_bytes)
     folder.clear("ingest")
     folder.stage("ingest").mkdir(parents=True)
     with (
@@ -51,19 +51,20 @@ def run(context: Context) -> None:
         _rejects_file(context) as reject,
         context.progress(config.corpus.limit, "documents") as bar,
     ):
-        for document in _documents(context, items, reject):
+        for document in _documents(context, sources, reject):
             shards.add(document)
             bar.update()
             if shards.total % 1000 == 0:
                 bar.set_postfix(left_out=sum(_left_out(context).values()), refresh=False)
             if shards.total == config.corpus.limit:
+                sources.check()  # of a source that is read to its end it is told there
                 break
         _check_something_left(context, shards)
         shards.finish(time.monotonic() - began)
 
 
 def _documents(
-    context: Context, items: Iterator[Record | Reject], reject: Callable[[Reject], None]
+    context: Context, items: Iterable[Record | Reject], reject: Callable[[Reject], None]
 ) -> Iterator[Document]:
     corpus, syntax = context.config.corpus, context.config.call_format.syntax
     tools = context.config.tool_names

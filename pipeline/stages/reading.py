@@ -26,6 +26,7 @@ from pipeline.paths import find, find_all
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 EXCERPT = 200  # characters of a rejected record that are kept
 _BATCH = 256  # rows of a Parquet file that are in memory together
+_SETTINGS = {"text_field": "text", "date_field": "date", "url_field": "address"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Record:
     source: str
     file: str
     line: int
-    other_fields: str = ""  # what there is in place of the date field that the source names
+    lacks: tuple[str, ...] = ()  # settings of the source whose field is not in the record
+    other_fields: str = ""  # what there is in place of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,66 +61,100 @@ class Place:
     file: str
 
 
-def open_sources(sources: Iterable[Source], max_bytes: int) -> Iterator[Record | Reject]:
-    """Read all sources, one after the other.
+class Sources:
+    """The records of all sources, one after the other.
 
-    The files are looked up at once, so a missing one is reported before anything is read.
-    Raises ConfigError for a file that is missing, unreadable, of an unknown kind, or without the
-    field that should hold the text, or a `date_field` of one's own.
+    Raises ConfigError at the end of a source that has none of the fields that it names (see
+    `check`), and what `read_file` and `open_dataset` raise.
     """
-    streams: list[Iterator[Record | Reject]] = []
-    for source in sources:
-        if source.dataset is not None:
-            rows = iter(open_dataset(source.dataset, source.split))
-            stream = _read_dataset(rows, source, max_bytes)
-        else:
-            stream = _read_files(files_of(source), source, max_bytes)
-        streams.append(_with_fields(itertools.islice(stream, source.limit), source))
-    return itertools.chain.from_iterable(streams)
+
+    def __init__(self, sources: Iterable[Source], max_bytes: int) -> None:
+        """Look up the files at once, so that a missing one is told before anything is read."""
+        self._streams: list[_Watched] = []
+        for source in sources:
+            if source.dataset is not None:
+                rows = iter(open_dataset(source.dataset, source.split))
+                stream = _read_dataset(rows, source, max_bytes)
+            else:
+                stream = _read_files(files_of(source), source, max_bytes)
+            self._streams.append(_Watched(itertools.islice(stream, source.limit), source))
+
+    def __iter__(self) -> Iterator[Record | Reject]:
+        for stream in self._streams:
+            yield from stream
+            stream.check()
+
+    def check(self) -> None:
+        """Refuse a source of whose records, as far as they were read, none has a field it names.
+
+        That is the field of the text, and a `date_field` or `url_field` of one's own.
+        """
+        for stream in self._streams:
+            stream.check()
 
 
-def _with_fields(stream: Iterator[Record | Reject], source: Source) -> Iterator[Record | Reject]:
-    """Pass on what a source holds.
+class _Watched:
+    """The stream of one source; it remembers which of the named fields were there."""
 
-    Raises ConfigError at its end when the text field was never filled, or when the date field has
-    another name than the default and no record has it.
-    """
-    first: Reject | None = None
-    undated: Record | None = None
-    filled = dated = False
-    for item in stream:
-        if isinstance(item, Reject) and item.reason == "missing_text_field":
-            first = first or item
-        else:
-            filled = True
-            if isinstance(item, Record) and item.other_fields:
-                undated = undated or item
-            elif isinstance(item, Record):
-                dated = True
-        yield item
-    if first is not None and not filled:
-        raise _without_text(first.file, source, f"no record has it filled; {first.excerpt}")
-    if undated is not None and not dated:
-        raise _without_date(undated.file, source, f"no record has it; {undated.other_fields}")
+    def __init__(self, stream: Iterator[Record | Reject], source: Source) -> None:
+        self._stream, self._source = stream, source
+        self._textless: Reject | None = None  # the first record without the field of the text
+        self._lacking: dict[str, Record] = {}  # setting: the first record without its field
+        self._there: set[str] = set()
+
+    def __iter__(self) -> Iterator[Record | Reject]:
+        for item in self._stream:
+            if isinstance(item, Record):
+                self._note(item)
+            elif item.reason == "missing_text_field":
+                self._textless = self._textless or item
+            else:
+                self._there.add("text_field")
+            yield item
+
+    def _note(self, record: Record) -> None:
+        self._there.update(name for name in _SETTINGS if name not in record.lacks)
+        for name in record.lacks:
+            self._lacking.setdefault(name, record)
+
+    def check(self) -> None:
+        if self._textless is not None and "text_field" not in self._there:
+            what = f"no record has it filled; {self._textless.excerpt}"
+            raise _without("text_field", self._textless.file, self._source, what)
+        for name, record in self._lacking.items():
+            if name not in self._there:
+                what = f"no record that was read has it; {record.other_fields}"
+                raise _without(name, record.file, self._source, what)
 
 
-def _without_text(file: str, source: Source, what: str) -> ConfigError:
+def _without(name: str, file: str, source: Source, what: str) -> ConfigError:
+    """What to say of a field that a setting of the source names and that is not there."""
+    optional = "" if name == "text_field" else f", or leave `{name}` out"
     return ConfigError(
-        f"corpus.sources: {file}: `text_field` = {source.text_field!r}: {what}; name the one that "
-        "holds the text"
+        f"corpus.sources: {file}: `{name}` = {getattr(source, name)!r}: {what}; name the one that "
+        f"holds the {_SETTINGS[name]}{optional}"
     )
 
 
-def _without_date(file: str, source: Source, what: str) -> ConfigError:
-    return ConfigError(
-        f"corpus.sources: {file}: `date_field` = {source.date_field!r}: {what}; name the one that "
-        "holds the date, or leave `date_field` out"
+def _lacks(source: Source, fields: Iterable[Any]) -> tuple[str, ...]:
+    """The settings that name a field of one's own which is not there; the defaults may be missing.
+
+    The field of the text is not among them: it has to be filled as well.
+    """
+    there = (None, *fields)
+    return tuple(
+        name
+        for name in ("date_field", "url_field")
+        if getattr(source, name) not in (*there, getattr(Source, name))
     )
 
 
-def _lacks_date(source: Source, fields: Iterable[Any]) -> bool:
-    """Whether a date field of one's own is not among the fields; the default one is optional."""
-    return source.date_field not in (None, Source.date_field, *fields)
+def _check_columns(source: Source, place: Place, columns: Iterable[Any]) -> None:
+    """Refuse a file whose columns lack a field that the source names."""
+    there = list(columns)
+    lacking = ("text_field",) if source.text_field not in there else _lacks(source, there)
+    for name in lacking:
+        raise _without(name, place.file, source, f"no such column; {_listed(there)}")
 
 
 def _read_files(files: Iterable[Path], source: Source, max_bytes: int) -> Iterator[Record | Reject]:
@@ -249,10 +285,7 @@ def _read_csv(
             continue
         if row is None:
             return
-        if source.text_field not in row:
-            raise _without_text(place.file, source, f"no such column; {_listed(row)}")
-        if _lacks_date(source, row):
-            raise _without_date(place.file, source, f"no such column; {_listed(row)}")
+        _check_columns(source, place, row)
         yield record_of(row, source, place, lines.number, max_bytes)
 
 
@@ -284,10 +317,7 @@ def _read_parquet(
 ) -> Iterator[Record | Reject]:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        if source.text_field not in names:
-            raise _without_text(place.file, source, f"no such column; {_listed(names)}")
-        if _lacks_date(source, names):
-            raise _without_date(place.file, source, f"no such column; {_listed(names)}")
+        _check_columns(source, place, names)
         columns = [name for name in _fields(source) if name in names]
         row_number = 0
         for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
@@ -378,8 +408,9 @@ def record_of(
     date = row.get(source.date_field) if source.date_field else None
     url = row.get(source.url_field) if source.url_field else None
     url = url if isinstance(url, str) and url and _encodes(url) else None
-    others = _listed(row) if _lacks_date(source, row) else ""
-    return Record(text, date, url, place.source, place.file, line, others)
+    lacks = _lacks(source, row)
+    others = _listed(row) if lacks else ""
+    return Record(text, date, url, place.source, place.file, line, lacks, others)
 
 
 def _encodes(text: str) -> bool:
