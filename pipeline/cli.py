@@ -136,8 +136,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("-n", type=positive, default=10, help="how many")
     show.add_argument("--call", help="one call by its id (or the start of it)")
     add_json(show)
-    report = add_verb(verbs, "report", _report, "write report.html again")
-    report.add_argument("run_dir", type=Path)
+    report = add_verb(verbs, "report", _report, "write report.html of a run, or a trace as a page")
+    report.add_argument(
+        "path",
+        type=Path,
+        help="a run folder, or a trace: a file of `agent run --trace` or agent-traces.jsonl",
+    )
     export = add_verb(verbs, "export", _export, "write the augmented texts in another form")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--format", required=True, help="jsonl, parquet or chat-messages")
@@ -304,8 +308,12 @@ def _show(args: Any) -> None:
 
 def _report(args: Any) -> None:
     from pipeline.report.page import write_report
+    from pipeline.report.trace_page import write_trace_report
 
-    print(write_report(_existing(args.run_dir)))
+    path: Path = args.path
+    if not path.exists():
+        raise ConfigError(f"{path}: neither a run folder nor a trace file")
+    print(write_trace_report(path) if path.is_file() else write_report(_existing(path)))
 
 
 def _export(args: Any) -> None:

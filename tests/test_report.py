@@ -6,15 +6,13 @@ import io
 import json
 import random
 import re
-import shutil
-import subprocess
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pages import CHROMIUM, Page, dump_dom
 from rich.console import Console
 
 from pipeline.config import dump_config, load_config, parse_config
@@ -36,7 +34,6 @@ from pipeline.shards import RunFolder, write_json
 from pipeline.stages import augment
 from pipeline.tools.listing import list_tools
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NASTY = '<script>document.title="owned"</script><img src=x onerror="document.title=1"> "\'& [b]'
 TEXT = "The farm sold 12 crates of 24 apples each, so 288 apples were gone. {} It was a fine day."
 
@@ -328,32 +325,6 @@ def test_status_of_no_run_folder_says_so(tmp_path: Path) -> None:
 # -- report.html --------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
-    """The tags, attributes and visible words of a page."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.words = ""
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        while self.open and self.open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] not in ("script", "style"):
-            self.words += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
 def nasty_run(path: Path) -> RunFolder:
     """A run in which every text that can be hostile is."""
     folder = make_run(path)
@@ -602,16 +573,6 @@ def test_listed_tools_show_how_a_call_is_written() -> None:
 
 
 # -- a real browser -----------------------------------------------------------------------------
-
-
-def dump_dom(page: Path, fragment: str = "") -> str:
-    command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-        f"--user-data-dir={page.parent / 'browser'}", page.as_uri() + fragment,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Style sheet and script of report.html; both are written into the page."""
+"""Style sheet and script of the pages; both are written into them."""
 
 STYLE = """
 :root {
@@ -68,6 +68,51 @@ select, input {
   font: inherit; color: var(--text); background: var(--card); padding: .3rem .5rem;
   border: 1px solid var(--line); border-radius: .35rem; max-width: 100%;
 }
+.scores .soft, .ends td { font-size: .8125rem; }
+.scores b { font-weight: 600; }
+.ends .meter { min-width: 7rem; width: 7rem; }
+.split { display: flex; height: .7rem; margin-top: .3rem; border-radius: .2rem; overflow: hidden; }
+.split .real { background: var(--blue-soft); }
+.split .pass { background: var(--green); }
+.legend .stop, .split .stop { background: var(--orange); }
+.name { width: 7rem; white-space: nowrap; }
+.diagnosis { margin: .5rem 0 1rem; padding-left: 1.25rem; }
+.run {
+  background: var(--card); border: 1px solid var(--line); border-left: .3rem solid var(--line);
+  border-radius: .5rem; padding: .6rem 1rem; margin-bottom: .6rem; overflow-wrap: anywhere;
+}
+.run.right { border-left-color: var(--green); }
+.run.wrong, .run.stopped { border-left-color: var(--orange); }
+.run .question { font-weight: 600; white-space: pre-line; }
+.run .facts { margin-top: .15rem; }
+.right .verdict { font-weight: 600; color: var(--green); }
+.wrong .verdict { font-weight: 600; color: var(--orange); }
+.turns { margin-top: .75rem; }
+.turn { display: grid; grid-template-columns: 1.75rem 1fr; padding: .2rem 0; }
+.turn .step { color: var(--soft); font-size: .875rem; text-align: center; }
+.turn .soft { font-size: .75rem; padding-left: .8rem; }
+.part { white-space: pre-wrap; padding: .15rem .6rem; border-left: .2rem solid transparent; }
+.part .label {
+  display: block; font: 600 .75rem/1.4 system-ui, "Segoe UI", Roboto, sans-serif;
+  color: var(--soft);
+}
+.part .label:empty { display: none; }
+.part.thought { font-style: italic; border-left-color: var(--line); }
+.part.thought .label, .part.thought mark { font-style: normal; }
+.part.action { border-left-color: var(--blue); }
+.part.observation { border-left-color: var(--green); background: var(--left); }
+.part.action, .part.observation {
+  font-family: ui-monospace, SFMono-Regular, Consolas, monospace; font-size: .875rem;
+}
+.part.failed { border-left-color: var(--red); }
+.part.failed .label { color: var(--red); }
+.part.nudge { border-left-color: var(--orange); }
+.part.answer { border-left-color: var(--green); font-weight: 600; }
+.run mark {
+  color: inherit; background: var(--kept); border-radius: .25rem; padding: .05rem .25rem;
+  font-family: ui-monospace, SFMono-Regular, Consolas, monospace; font-size: .9em;
+}
+.outcome { border-top: 1px solid var(--line); padding-top: .4rem; white-space: pre-line; }
 .call { margin-bottom: .75rem; overflow-wrap: anywhere; }
 .call[hidden] { display: none; }
 .call mark {
@@ -89,33 +134,40 @@ summary { cursor: pointer; }
 """
 
 SCRIPT = """
-const tool = document.getElementById("tool");
-const reason = document.getElementById("reason");
-const words = document.getElementById("words");
-const shown = document.getElementById("shown");
-const calls = [...document.querySelectorAll(".call")];
-const fields = {tool, reason, words};
-function filter() {
-  const wanted = words.value.trim().toLowerCase();
+// A list of items is filtered by the controls above it: a field compares with the item's value of
+// the same name, the search field with its text.
+const lists = [...document.querySelectorAll(".controls")].map((controls) => ({
+  fields: [...controls.querySelectorAll("select, input")],
+  items: [...document.querySelectorAll(controls.dataset.items)],
+  noun: controls.dataset.noun,
+  shown: controls.querySelector("[role=status]"),
+}));
+function fits(item, field) {
+  const wanted = field.value.trim();
+  if (field.type !== "search") return !wanted || item.dataset[field.id] === field.value;
+  return !wanted || item.textContent.toLowerCase().includes(wanted.toLowerCase());
+}
+function filter({fields, items, noun, shown}) {
   let count = 0;
-  for (const call of calls) {
-    const fits = (!tool.value || call.dataset.tool === tool.value)
-      && (!reason.value || call.dataset.reason === reason.value)
-      && (!wanted || call.textContent.toLowerCase().includes(wanted));
-    call.hidden = !fits;
-    count += fits;
+  for (const item of items) {
+    item.hidden = !fields.every((field) => fits(item, field));
+    count += !item.hidden;
   }
-  shown.textContent = count + " of " + calls.length + " calls on this page";
+  shown.textContent = count + " of " + items.length + " " + noun + " on this page";
 }
 // A view can be linked to: report.html#tool=Calculator&reason=kept
 function follow() {
   const asked = new URLSearchParams(location.hash.slice(1));
-  for (const [name, field] of Object.entries(fields)) {
-    if (asked.has(name)) field.value = asked.get(name);
+  for (const list of lists) {
+    for (const field of list.fields) {
+      if (asked.has(field.id)) field.value = asked.get(field.id);
+    }
+    filter(list);
   }
-  filter();
 }
-for (const field of Object.values(fields)) field.addEventListener("input", filter);
+for (const list of lists) {
+  for (const field of list.fields) field.addEventListener("input", () => filter(list));
+}
 addEventListener("hashchange", follow);
 follow();
 """

@@ -1,16 +1,9 @@
-"""report.html: one self-contained page about a run, finished or not.
-
-Every text that comes from a document, a model, a tool or the configuration is escaped, and the
-page's own policy forbids any script but the one written here and any request to elsewhere.
-"""
+"""report.html: one self-contained page about a run, finished or not."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import Config, dump_config
+from pipeline.report.agents_section import agents_section
 from pipeline.report.arms import arms_table
-from pipeline.report.assets import SCRIPT, STYLE
 from pipeline.report.charts import gain_histogram
 from pipeline.report.funnel import EXPLANATIONS, build_funnel, explain
 from pipeline.report.gains import GainSummary, gain_summaries
+from pipeline.report.html import document, options, safe, tiles
 from pipeline.report.rows import calls_table, run_config, with_context
 from pipeline.report.sampling import sampling_text
 from pipeline.report.status import status_document
@@ -54,28 +48,11 @@ def report_html(folder: RunFolder) -> str:
         _funnels(funnel),
         _gains(summaries),
         _arms(results),
+        agents_section(results, folder.stage("evaluate") / "agent-traces.jsonl"),
         _calls(folder, calls),
         _settings(folder, config),
     ]
-    return _document(config.name, "\n".join(part for part in body if part))
-
-
-def _document(title: str, body: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{safe(title)} - Callsieve</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
-    )
-
-
-def safe(text: object) -> str:
-    """Escape a text for HTML; control characters, which HTML does not allow, become `·`."""
-    controls = {c: "·" for c in (*range(32), 127) if c not in (9, 10)}
-    return escape(str(text).translate(controls))
+    return document(config.name, "\n".join(part for part in body if part))
 
 
 # -- sections -----------------------------------------------------------------------------------
@@ -106,7 +83,7 @@ def _tiles(funnel: Mapping[str, Any], summaries: Sequence[GainSummary]) -> str:
     by_chance = sum(s.passing_by_chance / s.null_share for s in summaries if len(s.nulls))
     passing = sum(summary.passing for summary in summaries)
     rate = f"{min(1.0, by_chance / passing):.0%}" if passing and _has_null(summaries) else "unknown"
-    tiles = [
+    figures = [
         (f"{funnel['corpus'].get('documents', 0):,}", "documents"),
         (f"{total('candidates'):,}", "calls sampled"),
         (f"{total('executed'):,}", "answered by a tool"),
@@ -114,8 +91,7 @@ def _tiles(funnel: Mapping[str, Any], summaries: Sequence[GainSummary]) -> str:
         (rate, "kept by chance (estimate)"),
         (f"{funnel['dataset'].get('augmented', 0):,}", "texts in the data set"),
     ]
-    cells = (f"<div class=tile><b>{value}</b><span>{name}</span></div>" for value, name in tiles)
-    return f"<div class=tiles>{''.join(cells)}</div>"
+    return tiles(figures)
 
 
 def _has_null(summaries: Iterable[GainSummary]) -> bool:
@@ -250,17 +226,12 @@ def _chosen(calls: pa.Table) -> list[dict[str, Any]]:
 
 def _controls(tools: Sequence[str], reasons: Sequence[str], hidden: bool = False) -> str:
     return (
-        f'<div class=controls{" hidden" if hidden else ""}>'
-        f"<label>tool<select id=tool>{_options(tools)}</select></label>"
-        f"<label>decision<select id=reason>{_options(reasons)}</select></label>"
+        f'<div class=controls data-items=".call" data-noun=calls{" hidden" if hidden else ""}>'
+        f"<label>tool<select id=tool>{options(tools)}</select></label>"
+        f"<label>decision<select id=reason>{options(reasons)}</select></label>"
         '<label>text<input id=words type=search placeholder="words to look for"></label>'
-        '<span id=shown class=soft role=status></span></div>'
+        '<span class=soft role=status></span></div>'
     )  # fmt: skip
-
-
-def _options(values: Iterable[str]) -> str:
-    options = (f'<option value="{safe(v)}">{safe(v.replace("_", " "))}</option>' for v in values)
-    return f'<option value="">all</option>{"".join(options)}'
 
 
 def _call(row: Mapping[str, Any]) -> str:
