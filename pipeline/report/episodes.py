@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from pipeline.agent import inline
+from pipeline.agent import inline, turns
 from pipeline.agent.limits import ExitReason
 from pipeline.agent.tasks import EpisodeResult
 from pipeline.agent.turns import Arguments, Message
@@ -124,6 +124,7 @@ class Episode:
     protocol: str
     labels: dict[str, str] = field(default_factory=dict)
     right: bool | None = None
+    note: str = ""  # what the evaluator says besides
     entries: list[Entry] = field(default_factory=list)
     left_out: int = 0
     result: EpisodeResult | None = None
@@ -162,7 +163,7 @@ class Episode:
         """Show the call that is still waiting for its result when the file ends."""
         if self._call is not None:
             call = shown_call(self._call.tool, self._call.arguments)
-            self._put(Entry("result", None, self._call.step, tool=self._call.tool, call=call))
+            self._result(self._call.tool, call, None, False, [], self._call.step)
 
     def _observe(self, event: Observation) -> None:
         made, self._call = self._call, None
@@ -171,6 +172,7 @@ class Episode:
         name = "unknown" if event.error_kind == "unknown_tool" else event.tool
         if event.error_kind:
             facts.append(event.error_kind)
+        if made and event.error_kind:  # a call that could not be read is not one that failed
             self._errors.setdefault(name, Counter())[event.error_kind] += 1
         if made and event.error_kind not in ("unknown_tool", "refused"):
             self._calls[name] += 1
@@ -185,25 +187,39 @@ class Episode:
             self._put(Entry("turn", cut(text), step, facts=facts))
         elif len(last.text) < TEXT_SHOWN:
             last.text += ("" if last.continues else "\n") + cut(text)
-            last.continues, last.facts = False, last.facts + facts
+            last.continues = False
+            last.facts += facts
         else:
             self.left_out += 1
 
     def _result(
-        self, tool: str, call: str, content: str, failed: bool, facts: list[str], step: int | None
+        self,
+        tool: str,
+        call: str,
+        content: str | None,
+        failed: bool,
+        facts: list[str],
+        step: int | None,
     ) -> None:
+        """Add what came of a call; None where nothing did."""
         last = self.entries[-1] if self.entries else None
-        if last and last.kind == "turn" and last.text and last.text.endswith(inline.STOP):
-            self._insert(last, inline.result_text(last.text, cut(content)), tool, failed, facts)
+        within = last and last.kind == "turn" and last.text and last.text.endswith(inline.STOP)
+        if last and within and content is not None:
+            written = inline.result_text(last.text or "", cut(content))
+            self._insert(last, written, tool, failed, facts)
             return
         turn = next((e.text or "" for e in reversed(self.entries) if e.kind == "turn"), "")
         if self.protocol != "chat" or "<tool_call>" in turn:
             call = ""  # the turn shows it
-        self._put(Entry("result", cut(content), step, [], tool, call, failed, facts))
+        shown = None if content is None else cut(content)
+        self._put(Entry("result", shown, step, [], tool, call, failed, facts))
 
     def _insert(self, turn: Entry, written: str, tool: str, failed: bool, facts: list[str]) -> None:
         """Write an inline result into its turn and remember where the call stands."""
         text = turn.text or ""
+        if len(text) >= 2 * TEXT_SHOWN:
+            self.left_out += 1
+            return
         start = max(text.rfind(f"{sign}{tool}(") for sign in ("[", "<API>", "<API> ", "[ "))
         turn.text = text + written
         if start >= 0:
@@ -242,32 +258,36 @@ class Episode:
 
     def say(self, messages: Iterable[Message]) -> None:
         """Take the messages of a run, whose system and first user message are not turns."""
-        calls: dict[str, tuple[str, str]] = {}
+        waiting: list[tuple[str, str, str]] = []
         for message in messages:
             if message.role == "assistant":
-                calls |= {
-                    c.call_id: (c.name, shown_call(c.name, c.arguments)) for c in message.calls
-                }
+                waiting = [(c.call_id, c.name, _written(c)) for c in message.calls]
                 self._turn(message.content, None, [])
             elif message.kind == "inline" and self.entries:
                 self._insert(self.entries[-1], cut(message.content), message.name, False, [])
             elif message.role == "tool":
+                own = next((call for call in waiting if call[0] == message.call_id), None)
+                _, name, call = own or ("", message.name, "")
+                waiting = [other for other in waiting if other is not own]
                 failed = message.content.startswith(("Error (", "Not executed:"))
-                name, call = calls.get(message.call_id, (message.name, ""))
                 self._result(name, call, message.content, failed, [], None)
             elif message.kind == "nudge":
                 self._put(Entry("nudge", cut(message.content)))
+        for _, name, call in waiting:
+            self._result(name, call, None, False, [], None)
 
 
 def read_run(value: dict[str, Any]) -> Episode:
     """Read a line of `agent-traces.jsonl`; raises pydantic's ValidationError."""
     result = _RESULTS.validate_python({**value["run"], "events": ()})
+    notes = [str(value[name]) for name in ("outcome", "reason") if value.get(name)]
     episode = Episode(
         cut(result.question),
         result.task_id,
         result.protocol,
         {name: cut(str(value[name])) for name in LABELS if name in value},
         value.get("right") if isinstance(value.get("right"), bool) else None,
+        cut(": ".join(notes)),
         result=replace(result, messages=()),
         steps=result.steps,
         tokens_in=result.tokens_in,
@@ -275,6 +295,11 @@ def read_run(value: dict[str, Any]) -> Episode:
     )
     episode.say(result.messages)
     return episode
+
+
+def _written(call: turns.Call) -> str:
+    """What a call of a message says; as it was written where it could not be read."""
+    return cut(call.raw) if call.problem and call.raw else shown_call(call.name, call.arguments)
 
 
 def shown_call(tool: str, arguments: Arguments) -> str:

@@ -70,7 +70,8 @@ def _run(episode: Episode, opened: bool) -> str:
     data = _data(episode)
     attributes = "".join(f' data-{name}="{safe(value)}"' for name, value in data.items())
     state = data["verdict"] or ("ended" if episode.ended == "finished" else "stopped")
-    entries = "".join(_entry(entry, number) for entry, number in _numbered(episode))
+    none = "the file ends here" if episode.result is None else "not executed"
+    entries = "".join(_entry(entry, number, none) for entry, number in _numbered(episode))
     left = f"<p class=soft>{episode.left_out:,} more are not shown</p>" if episode.left_out else ""
     question = safe(episode.question) or "(the beginning is not in the file)"
     return (
@@ -103,21 +104,21 @@ def _numbered(episode: Episode) -> Iterator[tuple[Entry, int]]:
         yield entry, turns if entry.step is None else entry.step
 
 
-def _entry(entry: Entry, number: int) -> str:
+def _entry(entry: Entry, number: int, none: str) -> str:
     facts = f"<div class=soft>{safe(cut(' · '.join(entry.facts)))}</div>" if entry.facts else ""
     if entry.kind == "turn":
         return f"<div class=turn><b class=step>{number}</b><div>{_turn(entry)}{facts}</div></div>"
     if entry.kind == "nudge":
         body = _part("nudge", "The loop says", safe(entry.text))
     else:
-        body = _result(entry)
+        body = _result(entry, none)
     return f"<div class=turn><b class=step></b><div>{body}{facts}</div></div>"
 
 
-def _result(entry: Entry) -> str:
+def _result(entry: Entry, none: str) -> str:
     call = _part("action", "Call", safe(entry.call)) if entry.call else ""
     style = "observation failed" if entry.failed else "observation"
-    text = "(no result: the file ends here)" if entry.text is None else safe(entry.text)
+    text = f"(no result: {none})" if entry.text is None else safe(entry.text)
     return call + _part(style, f"Observation: {safe(entry.tool)}", text)
 
 
@@ -158,7 +159,8 @@ def _outcome(episode: Episode) -> str:
     result = episode.result
     if result is None:
         return "<p class=outcome>Unfinished: the file ends before this run does.</p>"
-    detail = f" <span class=soft>{safe(cut(result.detail))}</span>" if result.detail else ""
+    said = "; ".join(cut(text) for text in (result.detail, episode.note) if text)
+    detail = f" <span class=soft>{safe(said)}</span>" if said else ""
     ended = f"<span class=reason>{words(result.exit_reason)}</span>"
     if result.answer is not None:
         return f"<p class=outcome>{ended} Answer: <b>{safe(cut(result.answer))}</b>{detail}</p>"

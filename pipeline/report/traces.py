@@ -48,8 +48,8 @@ def read_trace(path: Path) -> Trace:
             _take(value, trace, running)
         except ValidationError as problem:
             first = problem.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{path}:{number}: `{where}`: {first['msg']}; {WANTED}") from None
+            where = "".join(f"`{part}` " for part in first["loc"])
+            raise ConfigError(f"{path}:{number}: {where}{first['msg']}; {WANTED}") from None
         except (KeyError, TypeError):
             raise ConfigError(f"{path}:{number}: no line of a trace; {WANTED}") from None
     if not trace.episodes:
@@ -68,7 +68,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _take(value: Any, trace: Trace, running: dict[str, Episode]) -> None:
     """Take one line: a whole run, or an event of one that is running or begins here."""
-    if "event" not in value:
+    if not isinstance(value, dict) or "event" not in value:
         trace.episodes.append(read_run(value))
         return
     event = read_event(value)

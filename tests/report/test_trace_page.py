@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.agent.policies import Reply, Request, ScriptedPolicy
 from pipeline.agent.tasks import EpisodeResult, Settings, Task
 from pipeline.agent.trace import TraceFile
 from pipeline.agent.transcripts import run_row, write_runs
+from pipeline.agent.turns import Call
 from pipeline.cli import main
 from pipeline.errors import ConfigError
 from pipeline.report import runs_list, trace_page
@@ -110,6 +112,20 @@ def test_structured_calls_are_shown_with_their_results(tmp_path: Path) -> None:
     assert words.index("Nothing({})Observation: NothingError (unknown_tool)") > one
 
 
+def test_calls_that_are_only_judged_are_shown(tmp_path: Path) -> None:
+    """A benchmark of single turns executes nothing; its verdict has a reason."""
+    path = tmp_path / "t.jsonl"
+    run = play(path, "chat", "How much?")[0]
+    broken = Call("Calculator", {}, "c", problem="not JSON", raw="{3")
+    turn = replace(run.messages[1], calls=(*run.messages[1].calls, broken))
+    one = replace(run, messages=(run.messages[0], turn), answer=None)
+    write_runs(path, [{**run_row(one, False), "outcome": "wrong", "reason": "called <b> too"}])
+    words = Page(write_trace_report(path)).words
+    assert 'CallCalculator({"expression": "3 * 4"})Observation: Calculator(no result: not' in words
+    assert "CallNothing({})" in words and "Call{3Observation" in words
+    assert "No answer. wrong: called <b> too" in words
+
+
 def test_a_page_tells_what_happened_in_order(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     play(path, "react", "How much?")
@@ -168,12 +184,13 @@ CALL = '{"event": "call", "task_id": "q", "step": 1, "tool": "Search", "argument
         (START + "oops\n", r"t\.jsonl:2: not JSON"),
         ("[" * 100_000 + "\n", r"t\.jsonl:1: not JSON"),
         (START + '{"text": "a document"}\n', r"t\.jsonl:2: no line of a trace"),
+        ('["event"]\n', r"t\.jsonl:1: no line of a trace"),
         ("12\n", r"t\.jsonl:1: no line of a trace"),
         ("[]\n", r"t\.jsonl:1: no line of a trace"),
         ('{"run": 3}\n', r"t\.jsonl:1: no line of a trace"),
-        ('{"run": {"task_id": "q"}}\n', r"t\.jsonl:1: `question`: Field required"),
+        ('{"run": {"task_id": "q"}}\n', r"t\.jsonl:1: `question` Field required"),
         (START + '{"event": "dance"}\n', r"t\.jsonl:2: .*'dance'"),
-        (START + TURN.replace("4}", '"x"}'), r"t\.jsonl:2: `turn\.tokens_in`: .*integer"),
+        (START + TURN.replace("4}", '"x"}'), r"t\.jsonl:2: `turn` `tokens_in` .*integer"),
     ],
 )
 def test_no_trace_is_refused_with_file_and_line(tmp_path: Path, content: str, message: str) -> None:
