@@ -10,18 +10,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.calls import CallSyntax, EmptyResult, Rendering
-from pipeline.errors import ConfigError, unknown_key
+from pipeline.errors import ConfigError
 from pipeline.paths import find
+from pipeline.refusals import Example, refusals, shown
 
 SPEED = {"speed_only": True}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -30,6 +31,7 @@ Positive = Annotated[int, Gt(0)]
 Count = Annotated[int, Ge(0)]
 Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 Number = Annotated[float, Ge(0.0)]
+ToolEntry = Annotated[Mapping[str, Any], Example("{name: Calculator}")]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Corpus:
 
     __pydantic_config__ = STRICT
 
-    sources: Annotated[tuple[Source, ...], MinLen(1)]
+    sources: Annotated[tuple[Annotated[Source, Example("{path: texts/*.jsonl}")], ...], MinLen(1)]
     max_words: Positive = 200  # longer documents are split at sentence ends
     min_words: Positive = 8  # shorter pieces are rejected (reason `too_short`)
     max_bytes: Positive = 10_000_000  # a single record over this is rejected (reason `too_long`)
@@ -256,8 +258,8 @@ class Config:
 
     name: Annotated[str, MinLen(1)]
     corpus: Corpus
-    model: Model
-    tools: Annotated[tuple[Mapping[str, Any], ...], MinLen(1)]
+    model: Annotated[Model, Example("{path: tiny}")]
+    tools: Annotated[tuple[ToolEntry, ...], MinLen(1)]
     seed: Annotated[int, Ge(0), Le(2**31 - 1)] = 0
     shards: Positive = 4  # shard files per stage
     prompts: str = "data/prompts"  # folder with one prompt file per tool
@@ -332,9 +334,14 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
+        where = str(error).replace('in "<unicode string>", ', "at ")
+        raise ConfigError(f"{path}: not YAML: {where}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys, found {type(raw).__name__}")
+        what = "is empty" if raw is None else f"is no mapping but {shown(raw)}"
+        raise ConfigError(
+            f"{path}: {what}; a configuration is a mapping with at least `name`, `corpus`, "
+            "`model` and `tools` (configs/quickstart.yaml is one to copy)"
+        )
     return raw
 
 
@@ -343,8 +350,8 @@ def parse_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     try:
         config = _ADAPTER.validate_json(json.dumps(raw, default=str))
     except ValidationError as error:
-        found = [e for e in error.errors() if not _says_less(e)]
-        raise ConfigError("\n".join(_explain(origin, raw, e) for e in found)) from None
+        found = [*refusals(error.errors(), Config), *_wrong_tools(raw.get("tools"))]
+        raise _refused(origin, found) from None
     _check_together(config, origin)
     return config
 
@@ -382,106 +389,72 @@ def _override(raw: dict[str, Any], key: str, value: str) -> None:
         raise ConfigError(f"--{key} {value}: not a YAML value: {error}") from None
 
 
-def _explain(origin: str, raw: Any, error: Any) -> str:
-    location = [part for part in error["loc"] if not _is_type_name(part)]
-    path = ".".join(str(part) for part in location) or "(top level)"
-    value = error.get("input")
-    if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-        return f"{origin}: {unknown_key(path, _allowed_keys(location[:-1]))}"
-    if error["type"] in {"missing", "missing_argument"}:
-        return f"{origin}: `{path}` is missing"
-    if error["type"] == "dataclass_type":
-        allowed = _allowed_keys(location)
-        return f"{origin}: `{path}` = {value!r}: expected a mapping. Allowed: {', '.join(allowed)}"
-    other = ""
-    if _is_type_name(error["loc"][-1]):
-        other = f", or a mapping with {', '.join(_allowed_keys(location))}"
-    return f"{origin}: `{path}` = {value!r}: {error['msg']}{other}"
+def _refused(origin: str, lines: Iterable[str]) -> ConfigError:
+    return ConfigError("\n".join(f"{origin}: {line}" for line in lines))
 
 
-def _says_less(error: Any) -> bool:
-    """Whether another error says more about the same value.
-
-    A list whose only item is wrong is also reported as empty, and of a value that is a number or a
-    mapping, what it would lack as the other of the two is reported as well.
-    """
-    if error["type"] == "too_short":
-        return bool(error.get("input"))
-    last = error["loc"][-1] if error["loc"] else None
-    if not _is_type_name(last):
-        return False
-    return (last == "FalseKeepRate") != isinstance(error.get("input"), Mapping)
+def _check_together(config: Config, origin: str) -> None:
+    """Refuse values that are possible alone and impossible together."""
+    tools = list(_wrong_tools(config.tools))
+    found = [*_wrong_name(config.name), *_wrong_sources(config.corpus), *tools]
+    found += _wrong_numbers(config)
+    if not tools:
+        found += _wrong_names(config)
+    if found:
+        raise _refused(origin, found)
 
 
-def _is_type_name(part: Any) -> bool:
-    return isinstance(part, str) and (part == "FalseKeepRate" or part.startswith("constrained-"))
-
-
-def _allowed_keys(location: Sequence[Any]) -> list[str]:
-    node: Any = Config
-    for part in location:
-        # the key of a mapping or the index of a list stays in its section
-        node = next(iter(sections_in(get_type_hints(node).get(str(part)))), node)
-    return [f.name for f in dataclasses.fields(node)]
-
-
-def sections_in(hint: Any) -> list[Any]:
-    """The dataclasses inside a type such as `Mapping[str, Section]` or `A | B | None`."""
-    if dataclasses.is_dataclass(hint):
-        return [hint]
-    return [section for argument in get_args(hint) for section in sections_in(argument)]
-
-
-def _check_name(name: str, origin: str) -> None:
+def _wrong_name(name: str) -> Iterator[str]:
     """A run is kept in `runs/NAME`, so its name has to be that of one folder."""
     if not re.fullmatch(r"[\w .-]+", name) or not name.strip() or name in {".", ".."}:
-        raise ConfigError(
-            f"{origin}: `name` = {name!r}: it names the folder of the run; allowed are letters, "
+        yield (
+            f"`name` = {name!r}: it names the folder of the run; allowed are letters, "
             "digits, `.`, `_`, `-` and spaces, but not `.` or `..` alone (to keep the run "
             "elsewhere, give --run-dir)"
         )
 
 
-def _check_together(config: Config, origin: str) -> None:
-    """Refuse values that are possible alone and impossible together."""
-    _check_name(config.name, origin)
-    for index, source in enumerate(config.corpus.sources):
+def _wrong_sources(corpus: Corpus) -> Iterator[str]:
+    for index, source in enumerate(corpus.sources):
         if (source.path is None) == (source.dataset is None):
-            raise ConfigError(
-                f"{origin}: `corpus.sources.{index}`: give either `path` or `dataset`"
-            )
-    for index, tool in enumerate(config.tools):
-        if not isinstance(tool.get("name"), str):
-            raise ConfigError(f"{origin}: `tools.{index}.name` is missing")
-    try:
-        names = config.tool_names
-    except ConfigError as error:
-        lines = str(error).splitlines()
-        raise ConfigError("\n".join(f"{origin}: {line}" for line in lines)) from None
+            yield f"`corpus.sources.{index}`: give either `path` or `dataset`"
+    if corpus.min_words > corpus.max_words:
+        yield (
+            f"`corpus.min_words` {corpus.min_words} is above `corpus.max_words` {corpus.max_words}"
+        )
+
+
+def _wrong_tools(entries: Any) -> Iterator[str]:
+    """What the tools refuse of their entries; what is no list of mappings is told elsewhere."""
+    from pipeline.tools.catalogue import declared_names  # which settings there are, tools know
+
+    for index, entry in enumerate(entries if isinstance(entries, list | tuple) else ()):
+        try:
+            declared_names([entry] if isinstance(entry, Mapping) else [], index)
+        except ConfigError as error:
+            yield from str(error).splitlines()
+
+
+def _wrong_numbers(config: Config) -> Iterator[str]:
+    for key in ("numbers", "words"):
+        if getattr(config.sample, key) == "from_context" and not config.sample.constrain:
+            yield f"`sample.{key}: from_context` needs `sample.constrain: true`"
+
+
+def _wrong_names(config: Config) -> Iterator[str]:
+    """What is said of tools by their names."""
+    names = config.tool_names
     if len({name.lower() for name in names}) != len(names):
-        raise ConfigError(f"{origin}: `tools`: each tool once, found {', '.join(names)}")
+        yield f"`tools`: each tool once, found {', '.join(names)}"
     for key, section in (("sample", config.sample.per_tool), ("select", config.select.per_tool)):
         for name in section:
             if name not in names:
-                raise ConfigError(
-                    f"{origin}: `{key}.per_tool.{name}`: no such tool; `tools` has "
-                    f"{', '.join(names)}"
-                )
-    if config.gain_floor is not None:
-        for name in names:
-            tau = config.select.tau_of(name)
-            if isinstance(tau, float | int) and tau < config.gain_floor:
-                raise ConfigError(
-                    f"{origin}: tau_f {tau} of {name} is below `gain_floor` {config.gain_floor}: "
-                    "calls between the two were dropped before scoring; lower `gain_floor` too"
-                )
-    for key in ("numbers", "words"):
-        if getattr(config.sample, key) == "from_context" and not config.sample.constrain:
-            raise ConfigError(
-                f"{origin}: `sample.{key}: from_context` needs `sample.constrain: true`"
+                yield f"`{key}.per_tool.{name}`: no such tool; `tools` has {', '.join(names)}"
+    floor = config.gain_floor
+    for name in dict.fromkeys(names):
+        tau = config.select.tau_of(name)
+        if floor is not None and isinstance(tau, float | int) and tau < floor:
+            yield (
+                f"tau_f {tau} of {name} is below `gain_floor` {floor}: calls between the two were "
+                "dropped before scoring; lower `gain_floor` too"
             )
-    if config.corpus.min_words > config.corpus.max_words:
-        raise ConfigError(
-            f"{origin}: `corpus.min_words` {config.corpus.min_words} is above "
-            f"`corpus.max_words` {config.corpus.max_words}"
-        )

@@ -195,8 +195,14 @@ def check(config: Config) -> None:
     tools = [parse_tool_config(tool, f"tools.{n}") for n, tool in enumerate(config.tools)]
     if config.sample.constrain:
         pin_servers(tools)  # the masks follow the pinned definitions
+    wrong = []
     for name in config.tool_names:
-        load_prompt(config.prompts, name, config.call_format.syntax)
+        try:
+            load_prompt(config.prompts, name, config.call_format.syntax)
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 def plan(config: Config, folder: RunFolder, first: str | None, last: str | None) -> Plan:

@@ -62,41 +62,58 @@ def refusal(raw: dict[str, Any]) -> str:
         ("sample.zzz", 1, ["unknown key `sample.zzz`. Allowed: tau_s, k, m"]),
         ("select.tau_f", {"rate": 0.1}, ["`select.tau_f.rate`", "Allowed: false_keep_rate"]),
         # wrong types
-        ("sample.k", "five", ["`sample.k` = 'five'", "valid integer"]),
-        ("sample.k", 2.5, ["`sample.k` = 2.5", "valid integer"]),
-        ("sample.k", True, ["`sample.k` = True", "valid integer"]),
-        ("sample.k", None, ["`sample.k` = None", "valid integer"]),
-        ("sample.constrain", "yes", ["`sample.constrain` = 'yes'", "valid boolean"]),
-        ("name", 3, ["`name` = 3", "valid string"]),
-        ("sample", None, ["`sample` = None", "expected a mapping. Allowed: tau_s, k, m"]),
-        ("tools", "Calculator", ["`tools` = 'Calculator'"]),
-        ("evaluate.questions", "a.jsonl", ["`evaluate.questions` = 'a.jsonl'"]),
+        ("sample.k", "five", ["`sample.k` = 'five': has to be a whole number from 1 on"]),
+        ("sample.k", 2.5, ["`sample.k` = 2.5: has to be a whole number from 1 on"]),
+        ("sample.k", True, ["`sample.k` = true: has to be a whole number from 1 on"]),
+        ("sample.k", None, ["`sample.k` = null: has to be a whole number from 1 on; leave it out"]),
+        ("sample.constrain", "yes", ["`sample.constrain` = 'yes': has to be true or false"]),
+        ("name", 3, ["`name` = 3: has to be text that is not empty; put it in quotes: '3'"]),
+        ("sample", None, ["`sample` = null: has to be a mapping (keys: tau_s, k, m"]),
+        ("tools", "Calculator", ["`tools` = 'Calculator': has to be a list of at least one"]),
+        ("evaluate.questions", "a.jsonl", ["has to be a list, each item text;", "['a.jsonl']"]),
+        ("sample.k", 2.0, ["`sample.k` = 2.0: has to be a whole number from 1 on; write 2"]),
+        ("sample.k", "5", ["`sample.k` = '5': has to be", "; write it without quotes"]),
+        ("model", "tiny", ["`model` = 'tiny': has to be a mapping (keys: path, ", "{path: tiny}"]),
+        ("model.path", None, ["`model.path` = null: has to be text"]),
+        ("corpus", ["a"], ["`corpus` = ['a']: has to be a mapping (keys: sources, "]),
+        ("corpus.sources", {"path": "a"}, ["`corpus.sources` = {'path': 'a'}: has to be a list"]),
+        ("corpus.sources.0", "a", ["`corpus.sources.0` = 'a': has to be a mapping (keys: path"]),
+        ("sample.per_tool", [1], ["`sample.per_tool` = [1]: has to be a mapping, each value a"]),
+        ("tools.0", "Calculator", ["`tools.0` = 'Calculator': has to be a mapping, e.g. {na"]),
+        ("tools.0", {"name": 3}, ["`tools.0.name`: 3 is no tool. Allowed: Calculator"]),
+        ("tools.0", {"name": "Calendar", "today": 3}, ["`tools.0.today` = 3: has to be text, or"]),
+        ("tools.0", {"name": "Units", "x": 1}, ["unknown key `tools.0.x`. Allowed: name"]),
+        ("tools.0", {"name": "QA", "reader": "m"},
+         ["`tools.0.reader` = 'm': has to be a mapping whose `kind` is one of extractive, causal"]),
+        ("evaluate.agents", True, ["`evaluate.agents` = true: has to be a mapping (keys: strateg"]),
+        ("evaluate.questions", [1], ["`evaluate.questions.0` = 1: has to be text; put it in quot"]),
         # impossible values
-        ("sample.k", 0, ["`sample.k` = 0", "greater than 0"]),
-        ("sample.tau_s", 1.5, ["`sample.tau_s` = 1.5", "less than or equal to 1"]),
-        ("sample.tau_s", float("nan"), ["`sample.tau_s` = nan", "finite number"]),
-        ("sample.temperature", 0.0, ["`sample.temperature` = 0.0", "greater than 0"]),
-        ("finetune.learning_rate", float("inf"), ["`finetune.learning_rate`", "finite number"]),
-        ("select.tau_f", -0.1, ["`select.tau_f` = -0.1", "equal to 0", "false_keep_rate"]),
+        ("sample.k", 0, ["`sample.k` = 0: has to be a whole number from 1 on"]),
+        ("sample.tau_s", 1.5, ["`sample.tau_s` = 1.5: has to be a number from 0 to 1"]),
+        ("sample.tau_s", float("nan"), ["`sample.tau_s` = nan: has to be a number from 0 to 1"]),
+        ("sample.temperature", 0.0, ["`sample.temperature` = 0.0: has to be a number above 0"]),
+        ("finetune.learning_rate", float("inf"), ["learning_rate` = inf: has to be a number"]),
+        ("select.tau_f", -0.1, ["`select.tau_f` = -0.1: has to be a number from 0 on, or"]),
         ("select.tau_f", {"false_keep_rate": 2},
-         ["`select.tau_f.false_keep_rate` = 2", "less than 1"]),
+         ["`select.tau_f.false_keep_rate` = 2: has to be a number above 0 and below 1"]),
         ("select.per_tool", {"Calculator": -1}, ["`select.per_tool.Calculator` = -1"]),
-        ("sample.numbers", "some", ["`sample.numbers` = 'some'", "'free' or 'from_context'"]),
-        ("call_format.rendering", "html", ["`call_format.rendering`", "'text' or 'special'"]),
+        ("sample.numbers", "some", ["`sample.numbers` = 'some'", "one of 'free', 'from_context'"]),
+        ("call_format.rendering", "html", ["`call_format.rendering`", "one of 'text', 'special'"]),
         ("model.dtype", "fp16", ["`model.dtype` = 'fp16'", "'bfloat16'"]),
-        ("score.null_share", 1.01, ["`score.null_share` = 1.01", "equal to 1"]),
-        ("shards", 0, ["`shards` = 0", "greater than 0"]),
-        ("seed", -1, ["`seed` = -1", "equal to 0"]),
-        ("name", "", ["`name` = ''", "at least 1 character"]),
+        ("model.dtype", "bfloat", ["`model.dtype` = 'bfloat'", "; did you mean 'bfloat16'?"]),
+        ("score.null_share", 1.01, ["`score.null_share` = 1.01: has to be a number from 0 to 1"]),
+        ("shards", 0, ["`shards` = 0: has to be a whole number from 1 on"]),
+        ("seed", -1, ["`seed` = -1: has to be a whole number from 0 to 2,147,483,647"]),
+        ("name", "", ["`name` = '': has to be text that is not empty"]),
         ("name", "a/../../b", ["`name` = 'a/../../b'", "letters, digits", "--run-dir"]),
         ("name", "a\\b", ["`name` = ", "letters, digits"]),
         ("name", "..", ["`name` = '..'", "not `.` or `..`"]),
         ("name", ".", ["`name` = '.'", "not `.` or `..`"]),
         ("name", " ", ["`name` = ' '", "letters, digits"]),
         ("name", "a\n", ["`name` = ", "letters, digits"]),
-        ("tools", [], ["`tools` = []", "at least 1 item"]),
-        ("corpus.sources", [], ["`corpus.sources` = []", "at least 1 item"]),
-        ("gain_floor", -1, ["`gain_floor` = -1", "equal to 0"]),
+        ("tools", [], ["`tools` = []: has to be a list of at least one item", "{name: "]),
+        ("corpus.sources", [], ["`corpus.sources` = []: has to be a list of at least one"]),
+        ("gain_floor", -1, ["`gain_floor` = -1: has to be a number from 0 on, or null"]),
         # possible alone, impossible together
         ("corpus.sources.0", {"path": "a", "dataset": "b"},
          ["`corpus.sources.0`", "either `path` or `dataset`"]),
@@ -106,7 +123,7 @@ def refusal(raw: dict[str, Any]) -> str:
         ("sample.numbers", "from_context", ["`sample.numbers: from_context`", "constrain: true"]),
         ("sample.words", "from_context", ["`sample.words: from_context`", "constrain: true"]),
         ("tools.0", {"nam": "x"}, ["`tools.0.name` is missing"]),
-        ("tools.0", {"name": "Calc"}, ["tools.0.name", "'Calc' is no tool. Allowed: Calculator"]),
+        ("tools.0", {"name": "Calc"}, ["tools.0.name", "no tool; did you mean Calculator?"]),
         ("tools.0", {"name": "MCP", "a": 1, "b": 1},
          ["`tools.0.a`", "`tools.0.b`", "tools.0.server"]),
         ("tools.1", {"name": "Calculator"}, ["each tool once", "Calculator, Calculator"]),
@@ -127,11 +144,14 @@ def test_refusals(raw: dict[str, Any], path: str, value: Any, parts: list[str]) 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("abc", "` = 'abc': Input should be a valid number, or a mapping with false_keep_rate"),
-        (-1, "` = -1: Input should be greater than or equal to 0, or a mapping with false_keep"),
-        ([1], "` = [1]: Input should be a valid number, or a mapping with false_keep_rate"),
-        ({"false_keep_rate": 3}, ".false_keep_rate` = 3: Input should be less than 1"),
-        ({"false_keep_rate": "x"}, ".false_keep_rate` = 'x': Input should be a valid number"),
+        ("abc", "` = 'abc': has to be a number from 0 on, or a mapping (keys: false_keep_rate)"),
+        (-1, "` = -1: has to be a number from 0 on, or a mapping (keys: false_keep_rate)"),
+        ([1], "` = [1]: has to be a number from 0 on, or a mapping (keys: false_keep_rate)"),
+        ({"false_keep_rate": 3}, ".false_keep_rate` = 3: has to be a number above 0 and below 1"),
+        (
+            {"false_keep_rate": "x"},
+            ".false_keep_rate` = 'x': has to be a number above 0 and below 1",
+        ),
         ({}, ".false_keep_rate` is missing"),
     ],
 )
@@ -145,7 +165,9 @@ def test_a_number_or_a_mapping_is_refused_in_one_line(
 def test_missing_sections(raw: dict[str, Any]) -> None:
     for key in ("name", "corpus", "model", "tools"):
         without = {k: v for k, v in raw.items() if k != key}
-        assert refusal(without) == f"c.yaml: `{key}` is missing"
+        message = refusal(without)
+        assert message.startswith(f"c.yaml: `{key}` is missing; it has to be ")
+        assert len(message.splitlines()) == 1
     assert "`model.path` is missing" in refusal(put(raw, "model", {}))
 
 
@@ -153,7 +175,51 @@ def test_all_mistakes_are_told_at_once(raw: dict[str, Any]) -> None:
     message = refusal(put(put(raw, "sample.k", 0), "score.horizn", 3))
     assert "`sample.k`" in message and "did you mean `horizon`?" in message
     # a list whose only item is wrong is not called empty as well
-    assert "at least 1 item" not in refusal(put(raw, "corpus.sources.0.txt", "x"))
+    assert "at least one item" not in refusal(put(raw, "corpus.sources.0.txt", "x"))
+
+
+def test_no_message_is_left_in_the_words_of_a_library(raw: dict[str, Any]) -> None:
+    """Every setting, with values of every wrong type: said in our words, in one line for each."""
+
+    def leaves(value: Any, path: str) -> list[str]:
+        if not isinstance(value, dict) or not value:
+            return [path]
+        return [own for key, item in value.items() for own in leaves(item, f"{path}.{key}")]
+
+    settings = [own for k, v in to_dict(parse_config(raw)).items() for own in (k, *leaves(v, k))]
+    settings += ["evaluate.agents", "corpus.sources.0", "corpus.sources.0.limit", "tools.0"]
+    assert len(settings) > 60
+    for path in dict.fromkeys(settings):
+        for value in (None, True, 7, 2.5, "x", [], ["x"], {}, {"x": 1}, [None], float("nan")):
+            try:
+                parse_config(put(raw, path, value), "c.yaml")
+            except ConfigError as error:
+                for line in str(error).splitlines():
+                    assert line.startswith("c.yaml: "), line
+                    assert f"`{path}" in line or "tool" in line or "min_words" in line, line
+                    assert not any(word in line for word in ("Input", "Tuple", "a valid ", "Field"))
+
+
+def test_the_mistakes_of_tools_and_of_several_sections_are_told_together(
+    raw: dict[str, Any],
+) -> None:
+    wrong = put(put(raw, "tools.0", {"name": "Calc"}), "tools.1", {"name": "Calendar", "x": 1})
+    wrong = put(put(wrong, "sample.k", 0), "evaluate.agents", {"limit": "x", "strategies": []})
+    lines = refusal(wrong).splitlines()
+    assert [line.split("`")[1] for line in lines] == [
+        "sample.k",
+        "evaluate.agents.strategies",
+        "evaluate.agents.limit",
+        "tools.0.name",
+        "tools.1.x",
+    ]
+
+
+def test_all_that_does_not_go_together_is_told_together(raw: dict[str, Any]) -> None:
+    wrong = put(put(raw, "name", "a/b"), "corpus.min_words", 500)
+    wrong = put(put(wrong, "sample.words", "from_context"), "select.per_tool", {"X": 1})
+    lines = refusal(put(wrong, "gain_floor", 5.0)).splitlines()
+    assert len(lines) == 4 + 3  # `gain_floor` is above the threshold of each tool
 
 
 # -- files and overrides --------------------------------------------------------------------------
@@ -166,7 +232,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_files_that_are_no_configuration(tmp_path: Path) -> None:
-    for text, part in (("a: [", "not YAML"), ("- a", "found list"), ("", "found NoneType")):
+    for text, part in (("a: [", "not YAML"), ("- a", "no mapping but"), ("# a", "is empty; a")):
         with pytest.raises(ConfigError, match=part):
             load_config(write(tmp_path, text))
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such configuration file"):

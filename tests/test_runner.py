@@ -26,10 +26,11 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import cli, fingerprints, runner
-from pipeline.config import Config, parse_config, sections_in
+from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError, WorkError
 from pipeline.lm.checkpoint import save_checkpoint
 from pipeline.lm.tiny import make_tiny_model
+from pipeline.refusals import sections_in
 from pipeline.shards import SHARD_FOLDERS, RunFolder, merge_counts, read_json
 from pipeline.tools import catalogue
 
@@ -748,7 +749,7 @@ def test_bad_settings_are_refused_before_anything_is_written(
     raw: dict[str, Any], tmp_path: Path
 ) -> None:
     for changes, part in (
-        ({"prompts": str(tmp_path)}, "no prompt for the tool Calculator"),
+        ({"prompts": str(tmp_path)}, r"for the tool Calculator(.|\n)*for the tool Calendar"),
         ({"model__device": "cuda:x"}, "`model.device` = 'cuda:x'"),
         ({"model__path": str(tmp_path / "nowhere")}, "no such folder"),
     ):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pipeline.config import sections_in
-from pipeline.errors import ConfigError, unknown_key
+from pipeline.errors import ConfigError
+from pipeline.refusals import refusals
 from pipeline.tools.base import Tool
 from pipeline.tools.calculator import Calculator, CalculatorConfig
 from pipeline.tools.calendar import CalendarConfig, build_calendar
@@ -59,7 +59,7 @@ def parse_tool_config(raw: Mapping[str, Any], where: str = "tools") -> Any:
     try:
         return _ADAPTER.validate_json(json.dumps(dict(raw), ensure_ascii=False, default=str))
     except ValidationError as error:
-        lines = [_explain(where, dict(detail)) for detail in error.errors()]
+        lines = refusals(error.errors(), ToolConfig, where)
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -82,13 +82,14 @@ def build_tools(configs: Sequence[Any], load_generate: LoadGenerate | None = Non
     return tools
 
 
-def declared_names(configs: Sequence[Any]) -> list[str]:
+def declared_names(configs: Sequence[Any], first: int = 0) -> list[str]:
     """The names of the tools that `build_tools` would give, without building anything.
 
+    `first` is the number of the first entry among all, for messages.
     Raises ConfigError as `build_tools` does, and for an MCP server whose tools are not known yet.
     """
     names: list[str] = []
-    for index, entry in enumerate(configs):
+    for index, entry in enumerate(configs, first):
         config: Any = entry
         if not is_dataclass(entry):
             config = parse_tool_config(entry, f"tools.{index}")
@@ -208,40 +209,3 @@ def build_user_function(config: FunctionConfig) -> Tool:
             "give it another one with `rename`"
         )
     return tool
-
-
-def _explain(where: str, detail: dict[str, Any]) -> str:
-    keys, choices = _locate(detail["loc"])
-    path = ".".join([where, *keys])
-    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        tag, given = detail["ctx"]["discriminator"].strip("'"), detail.get("input")
-        value = given.get(tag) if isinstance(given, dict) else given
-        allowed = ", ".join(getattr(choice, tag) for choice in choices)
-        what = "tool" if tag == "name" else tag
-        return f"{path}.{tag}: {value!r} is no {what}. Allowed: {allowed}"
-    if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        _, (section,) = _locate(detail["loc"][:-1])
-        return unknown_key(path, [f.name for f in fields(section)])
-    return f"{path}: {detail.get('input')!r}: {detail['msg']}"
-
-
-def _locate(location: Sequence[Any]) -> tuple[list[str], list[Any]]:
-    """The keys on the way to a place of an entry, and the dataclasses that can stand there.
-
-    In pydantic's `location` the name of a choice follows the key of what can be chosen.
-    """
-    keys: list[str] = []
-    choices = sections_in(ToolConfig)
-    for part in location:
-        if len(choices) > 1:
-            choices = [choice for choice in choices if part == _tag(choice)]
-        else:
-            keys.append(str(part))
-            hints = get_type_hints(choices[0]) if choices else {}
-            choices = sections_in(hints.get(str(part)))
-    return keys, choices
-
-
-def _tag(choice: Any) -> str:
-    tag: str = choice.name if hasattr(choice, "name") else choice.kind
-    return tag

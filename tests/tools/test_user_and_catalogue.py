@@ -137,9 +137,9 @@ def test_entries_are_mappings_or_dataclasses():
     [
         (
             {"name": "Oracle"},
-            r"tools\.2\.name: 'Oracle' is no tool\. Allowed: Calculator, Calendar",
+            r"`tools\.2\.name`: 'Oracle' is no tool\. Allowed: Calculator, Calendar",
         ),
-        ({}, r"None is no tool\. Allowed: Calculator"),
+        ({}, r"`tools\.2\.name` is missing\. Allowed: Calculator"),
         ({"name": "Calculator", "digits": 3}, r"unknown key `tools\.2\.digits`\. Allowed: name$"),
         (
             {"name": "WikiSearch", "title": "x"},
@@ -151,20 +151,23 @@ def test_entries_are_mappings_or_dataclasses():
         ),
         (
             {"name": "QA", "reader": {"kind": "x"}},
-            r"2\.reader\.kind: 'x' is no kind\. Allowed: extr",
+            r"2\.reader\.kind`: 'x' is no kind\. Allowed: extr",
         ),
         (
             {"name": "QA", "reader": {"model": "m"}},
-            r"2\.reader\.kind: None is no kind\. Allowed: extr",
+            r"2\.reader\.kind` is missing\. Allowed: extr",
         ),
         (
             {"name": "QA", "reader": {"kind": "causal", "model": "m", "devise": "x"}},
             r"unknown key `tools\.2\.reader\.devise`\. Allowed: model, kind, max_new_tokens$",
         ),
-        ({"name": "QA", "reader": {"kind": "causal", "model": 3}}, r"tools\.2\.reader\.model: 3: "),
+        (
+            {"name": "QA", "reader": {"kind": "causal", "model": 3}},
+            r"`tools\.2\.reader\.model` = 3: has to be text; put it in quotes: '3'$",
+        ),
         (
             {"name": "QA", "reader": {"kind": "causal", "model": "m"}, "search": {"name": "MT"}},
-            r"search\.name: 'MT' is no tool\. Allowed: WikiSearch, DenseSearch$",
+            r"search\.name`: 'MT' is no tool\. Allowed: WikiSearch, DenseSearch$",
         ),
         (
             {
@@ -174,10 +177,10 @@ def test_entries_are_mappings_or_dataclasses():
             },
             r"`tools\.2\.search\.result`; did you mean `results`\? Allowed: name, sources, engine",
         ),
-        ({"name": "Calendar", "today": 3}, "today: 3: "),
+        ({"name": "Calendar", "today": 3}, "today` = 3: has to be text, or null; put it in quotes"),
         ({"name": "Calendar", "today": "soon"}, "'soon' is not an ISO date"),
         ({"name": "WikiSearch", "results": 0}, "results: 0 must be"),
-        ({"name": "WikiSearch", "sources": "a.jsonl"}, "sources: 'a.jsonl'"),
+        ({"name": "WikiSearch", "sources": "a.jsonl"}, "sources` = 'a.jsonl': has to be a list"),
     ],
 )
 def test_bad_configuration_is_named(entry, message):
