@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 
+from pipeline.lm import segments
 from pipeline.lm.packing import Example, pack
 from pipeline.lm.segments import attending_within, fits, segment_lengths
 from pipeline.lm.training import PackedLoss
@@ -44,6 +45,32 @@ def test_same_loss_and_gradients_as_with_a_mask(shape: str, kind: str, budget: i
     found = loss_and_gradients(model, tokenizer, budget, within=True)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, atol=2e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_examples_together_attend_as_each_alone(scale: float | None) -> None:
+    generator = torch.Generator().manual_seed(3)
+    lengths = (5, 9, 1, 7)
+    parts = [[torch.randn(n, 2, 8, generator=generator) for n in lengths] for _ in range(3)]
+    for part in parts:
+        for x in part:
+            x.requires_grad_()
+
+    def outcome(way: Any) -> list[torch.Tensor]:
+        out = list(way(parts, 0.0, scale))
+        inputs = [x for part in parts for x in part]
+        loss = sum(own.square().sum() for own in out)
+        return [*out, *torch.autograd.grad(loss, inputs)]
+
+    together, each = outcome(segments._together), outcome(segments._each)
+    for found, wanted in zip(together, each, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_long_or_unlike_examples_get_a_call_each() -> None:
+    assert segments._alike([[80, 100], [90, 70, 3]])
+    assert not segments._alike([[100, 5, 5, 5, 5]])
+    assert not segments._alike([[300, 300]])
 
 
 def test_lengths_of_segments() -> None:

@@ -76,7 +76,7 @@ def _of(model: Any) -> tuple[list[nn.Linear], list[_Forward]]:
 
 
 def _state(layers: Sequence[nn.Linear]) -> _State:
-    """Changes when weights are replaced or, as every change in place counts, written to."""
+    """Changes when weights are replaced or written to (but for a step of a fused optimiser)."""
     return tuple((layer.weight.data_ptr(), layer.weight._version) for layer in layers)
 
 
@@ -89,6 +89,18 @@ def _pack(module: nn.Linear) -> _Forward:
         return out
 
     return forward
+
+
+def product(a_NK: Tensor, b_KM: Tensor) -> Tensor:
+    """Return a @ b without gradients; fp32 on a CPU by way of oneDNN, where that can be had.
+
+    Both may be transposed views. Some processors run it twice as fast as torch's own product.
+    """
+    plain = a_NK.dtype != torch.float32 or a_NK.device.type != "cpu"
+    if plain or not a_NK.numel() or not b_KM.numel() or not _available():
+        return a_NK @ b_KM
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(a_NK, b_KM.T, None, "none", [], "")
+    return out
 
 
 @cache

@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from pipeline.config import Finetune
 from pipeline.errors import WorkError
 from pipeline.lm import liger, segments
 from pipeline.lm.cross_entropy import cross_entropy
+from pipeline.lm.direct_gradients import Copies, direct_gradients
 from pipeline.lm.forward import LanguageModel, on_device
 from pipeline.lm.packing import Example, Packed, epoch_order, pack
 
@@ -75,6 +76,7 @@ class PackedLoss(nn.Module):
         super().__init__()
         self.model = model
         self.autocast = autocast
+        self.copies: Copies | None = None  # see `direct_gradients`
         self.liger = liger.available(model.device) and liger.adopt(model)
         self.split_head = LanguageModel(model, tokenizer).split_head
         self.shares_rows = segments.keeps_apart(model)
@@ -112,7 +114,7 @@ class PackedLoss(nn.Module):
             if plain:
                 return liger.summed_loss(hidden, head.weight, bias, targets) * weights[0]
         dtype = self.autocast or head.weight.dtype
-        return cross_entropy(hidden, head.weight, bias, targets, weights, dtype)
+        return cross_entropy(hidden, head.weight, bias, targets, weights, dtype, self.copies)
 
 
 def _is_checkpointing(model: Any) -> bool:
@@ -188,7 +190,7 @@ def train(
     if settings.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None)  # its name since 5.24
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    loss_of = PackedLoss(model, tokenizer, autocast_dtype(settings.dtype, device))
+    own = PackedLoss(model, tokenizer, autocast_dtype(settings.dtype, device))
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     plain = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     groups: list[dict[str, Any]] = [
@@ -201,68 +203,76 @@ def train(
         weight_decay=0.0,
         fused=device.type in {"cpu", "cuda"},
     )
-    loss_of, optimizer = accelerator.prepare(loss_of, optimizer)
+    loss_of, optimizer = accelerator.prepare(own, optimizer)
 
-    progress = _load_state(folder, model, optimizer, fingerprint) or Progress()
-    budget = settings.tokens_per_micro_batch
-    if progress.step == 0 and validation and progress.perplexity_before is None:
-        progress.perplexity_before = _perplexity(loss_of, validation, budget, accelerator)
-        on_event("dev", step=0, perplexity=progress.perplexity_before)
-    if bar is not None:
-        bar.total, bar.n = steps, progress.step
-        bar.refresh()
-    saved_at = time.monotonic()
-    loss_of.train()
-    while progress.step < steps:
-        began = time.monotonic()
-        step = progress.step
-        torch.manual_seed(seed * 1_000_003 + step)
-        chosen = texts_of_step(step, settings, len(texts), seed)
-        examples = [example for index in chosen for example in texts[index]]
-        rate = learning_rate(step, steps, settings.learning_rate, settings.warmup_share)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss, tokens, budget = _accumulate(loss_of, optimizer, examples, budget, accelerator)
-        if not math.isfinite(loss):
-            raise WorkError(
-                f"the training loss is {loss} at step {step + 1}; lower `finetune.learning_rate` "
-                "or set `finetune.dtype: float32`"
-            )
-        norm = accelerator.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        seconds = time.monotonic() - began
-        progress.step += 1
-        progress.tokens += tokens
-        progress.seconds += seconds
-        on_event(
-            "train",
-            step=progress.step,
-            loss=loss,
-            learning_rate=rate,
-            gradient_norm=float(norm),
-            tokens=tokens,
-            tokens_per_s=round(tokens / seconds, 1),
-        )
+    with ExitStack() as stack:
+        if device.type == "cpu" and accelerator.num_processes == 1:
+            direct = direct_gradients(model, own.autocast or torch.float32)
+            own.copies = stack.enter_context(direct)
+        progress = _load_state(folder, model, optimizer, fingerprint) or Progress()
+        budget = settings.tokens_per_micro_batch
+        if progress.step == 0 and validation and progress.perplexity_before is None:
+            progress.perplexity_before = _perplexity(loss_of, validation, budget, accelerator)
+            on_event("dev", step=0, perplexity=progress.perplexity_before)
         if bar is not None:
-            bar.set_postfix_str(f"loss {loss:.3f}, {tokens / seconds:,.0f} tokens/s", refresh=False)
-            bar.update(1)
+            bar.total, bar.n = steps, progress.step
+            bar.refresh()
+        saved_at = time.monotonic()
+        loss_of.train()
+        while progress.step < steps:
+            began = time.monotonic()
+            step = progress.step
+            torch.manual_seed(seed * 1_000_003 + step)
+            chosen = texts_of_step(step, settings, len(texts), seed)
+            examples = [example for index in chosen for example in texts[index]]
+            rate = learning_rate(step, steps, settings.learning_rate, settings.warmup_share)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss, tokens, budget = _accumulate(loss_of, optimizer, examples, budget, accelerator)
+            if not math.isfinite(loss):
+                raise WorkError(
+                    f"the training loss is {loss} at step {step + 1}; lower "
+                    "`finetune.learning_rate` or set `finetune.dtype: float32`"
+                )
+            norm = accelerator.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+            optimizer.step()
+            if own.copies is not None:
+                own.copies.written()
+            optimizer.zero_grad(set_to_none=own.copies is None)
+            seconds = time.monotonic() - began
+            progress.step += 1
+            progress.tokens += tokens
+            progress.seconds += seconds
+            on_event(
+                "train",
+                step=progress.step,
+                loss=loss,
+                learning_rate=rate,
+                gradient_norm=float(norm),
+                tokens=tokens,
+                tokens_per_s=round(tokens / seconds, 1),
+            )
+            if bar is not None:
+                bar.set_postfix_str(
+                    f"loss {loss:.3f}, {tokens / seconds:,.0f} tokens/s", refresh=False
+                )
+                bar.update(1)
 
-        last = progress.step == steps
-        if last or progress.step % settings.eval_every == 0:
-            perplexity = None
-            if validation:
-                perplexity = _perplexity(loss_of, validation, budget, accelerator)
-                on_event("dev", step=progress.step, perplexity=perplexity)
-                loss_of.train()
-            best = progress.best_perplexity
-            if perplexity is None or best is None or perplexity < best:
-                progress.best_perplexity, progress.best_step = perplexity, progress.step
-                _save_best(folder, model, progress, save, accelerator)
-        due = progress.step % settings.eval_every == 0
-        if not last and (due or time.monotonic() - saved_at > save_state_every_s):
-            _save_state(folder, model, optimizer, progress, fingerprint, accelerator)
-            saved_at = time.monotonic()
+            last = progress.step == steps
+            if last or progress.step % settings.eval_every == 0:
+                perplexity = None
+                if validation:
+                    perplexity = _perplexity(loss_of, validation, budget, accelerator)
+                    on_event("dev", step=progress.step, perplexity=perplexity)
+                    loss_of.train()
+                best = progress.best_perplexity
+                if perplexity is None or best is None or perplexity < best:
+                    progress.best_perplexity, progress.best_step = perplexity, progress.step
+                    _save_best(folder, model, progress, save, accelerator)
+            due = progress.step % settings.eval_every == 0
+            if not last and (due or time.monotonic() - saved_at > save_state_every_s):
+                _save_state(folder, model, optimizer, progress, fingerprint, accelerator)
+                saved_at = time.monotonic()
     if not validation:
         log.warning("no validation text: the last checkpoint is kept, not the best one")
     return Trained(
@@ -285,6 +295,8 @@ def _accumulate(
     Out of memory halves the budget and starts the step again (on a single device).
     """
     total = sum(weight for example in examples for weight in example.weights)
+    # gradients are averaged over the processes, the loss is a sum over them
+    share = accelerator.num_processes / total
     while True:
         batches = pack(examples, budget, accelerator.unwrap_model(loss_of).shares_rows)
         own = _share(batches, accelerator)
@@ -293,9 +305,8 @@ def _accumulate(
             for index, batch in enumerate(own):
                 last = index == len(own) - 1
                 with nullcontext() if last else accelerator.no_sync(loss_of):
-                    loss = _loss(loss_of, batch)
-                    # gradients are averaged over the processes, the loss is a sum over them
-                    accelerator.backward(loss * (accelerator.num_processes / total))
+                    loss = _loss(loss_of, batch, share)
+                    accelerator.backward(loss)
                 summed += loss.detach()
         except torch.OutOfMemoryError:
             if accelerator.num_processes > 1 or budget <= max(len(e) for e in examples):
@@ -306,7 +317,11 @@ def _accumulate(
             torch.cuda.empty_cache()
             continue
         summed = accelerator.reduce(summed, reduction="sum")
-        return float(summed) / total, sum(batch.tokens for batch in batches), budget
+        return (
+            float(summed) / accelerator.num_processes,
+            sum(batch.tokens for batch in batches),
+            budget,
+        )
 
 
 def _share(batches: list[Packed], accelerator: Accelerator) -> list[Packed]:
@@ -317,8 +332,8 @@ def _share(batches: list[Packed], accelerator: Accelerator) -> list[Packed]:
     return [*batches, *empty][accelerator.process_index :: count]
 
 
-def _loss(loss_of: Any, batch: Packed) -> Tensor:
-    loss: Tensor = loss_of(batch.ids, batch.positions, batch.targets, batch.weights)
+def _loss(loss_of: Any, batch: Packed, scale: float = 1.0) -> Tensor:
+    loss: Tensor = loss_of(batch.ids, batch.positions, batch.targets, batch.weights * scale)
     return loss
 
 
