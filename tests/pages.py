@@ -36,12 +36,31 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def dump_dom(page: Path, fragment: str = "") -> str:
+def dump_dom(page: Path, fragment: str = "", *options: str) -> str:
     """Load a page in a real browser and return what its script has made of it."""
     command = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-        f"--user-data-dir={page.parent / 'browser'}", page.as_uri() + fragment,
+        f"--user-data-dir={page.parent / 'browser'}", *options, page.as_uri() + fragment,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def choose(page: Path, field: str, value: str) -> str:
+    """Do as a visitor does who sets a field of a page; returns what its status lines say then."""
+    driver = page.with_name("driver.html")
+    driver.write_text(
+        f"""<iframe src="{page.name}"></iframe><p></p><script>
+        addEventListener("load", () => {{
+          const inner = document.querySelector("iframe").contentDocument;
+          const field = inner.getElementById({field!r});
+          field.value = {value!r};
+          field.dispatchEvent(new Event("input"));
+          const said = [...inner.querySelectorAll("[role=status]")].map((e) => e.textContent);
+          document.querySelector("p").textContent = said.join("; ");
+        }});</script>""",
+        encoding="utf-8",
+    )
+    files = ("--allow-file-access-from-files", "--disable-web-security")
+    return Page(dump_dom(driver, "", *files)).words.strip()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import CHROMIUM, Page, dump_dom
+from pages import CHROMIUM, Page, choose, dump_dom
 from test_report import NASTY, make_run
 
 from pipeline.agent.environments.encyclopedia import Question
@@ -192,6 +192,11 @@ def test_runs_in_a_real_browser(tmp_path: Path) -> None:
         assert "7 of 7 calls on this page" in page.words
     words = Page(dump_dom(path, "#run-words=calculator(1+*")).words
     assert "1 of 36 runs on this page" in words
+    for field, value, said in (
+        ("arm", "tuned", "12 of 36 runs on this page; 7 of 7 calls on this page"),
+        ("reason", "kept", "36 of 36 runs on this page; 3 of 7 calls on this page"),
+    ):
+        assert choose(path, field, value) == said
 
 
 @pytest.mark.slow

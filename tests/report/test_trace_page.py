@@ -226,6 +226,15 @@ def test_a_task_that_is_run_again_is_another_run(tmp_path: Path) -> None:
     assert [len(episode.entries) for episode in read_trace(path).episodes] == [1, 1]
 
 
+def test_what_comes_after_the_end_of_a_run_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    play(path, "react", "How much?")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(TURN.replace('"q"', '"q#0"'))
+    words = Page(write_trace_report(path)).words
+    assert "finished 1, unfinished 1" in words and "(the beginning is not in the file)" in words
+
+
 def test_a_trace_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "t.html"
     play(path, "react", "How much?")
