@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 the work failed (the same command continues); 2 wrong usag
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
@@ -31,9 +30,10 @@ from pipeline.arguments import (
     tool_list,
 )
 from pipeline.errors import ConfigError, WorkError
+from pipeline.usage import Parser, add_bench, add_generate
 
 STAGES = ("ingest", "sample", "execute", "score", "select", "augment", "finetune", "evaluate")
-_ABOUT = {
+_STAGE_ABOUT = {
     "ingest": "read the corpus into documents (files, globs, Hugging Face data sets)",
     "sample": "sample candidate calls at the positions where the model would call a tool",
     "execute": "run the candidate calls with the real tools",
@@ -45,6 +45,11 @@ _ABOUT = {
 }
 
 
+_CONFIG = "a YAML file such as configs/quickstart.yaml"
+_RUN = "a run folder, e.g. runs/quickstart"
+_TOOLS_OF = "take the tools of this configuration (default: those that need no settings)"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -53,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     try:
         if rest and not getattr(args, "overrides", False):
-            parser.error(f"unrecognised arguments: {' '.join(rest)}")
+            args.parser.error(f"unrecognised arguments: {' '.join(rest)}")
         args.rest = rest
         return int(args.run(args) or 0)
     except ConfigError as error:
@@ -91,25 +96,48 @@ def _in_run(args: Any) -> bool:
 # -- parsing -------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="callsieve",
         description="A language model teaches itself when a tool helps (Toolformer, end to end).",
-        epilog="Start with: callsieve run configs/quickstart.yaml",
     )
     parser.add_argument("--version", action="version", version=f"callsieve {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_stages(verbs)
+    _add_views(verbs)
+    _add_tools(verbs)
+    add_agent_verbs(verbs)
+    generate = add_verb(verbs, "generate", _generate, "continue a text with live calls")
+    add_generate(generate)
+    add_json(generate)
+    bench = add_verb(verbs, "bench", _bench, "measure our paths against baselines, in one run")
+    add_bench(bench)
+    add_json(bench)
+    return parser
 
+
+def _add_stages(verbs: Any) -> None:
     run = add_verb(verbs, "run", _run, "run all stages; continues where it stopped")
-    run.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
+    run.add_argument("config", help=_CONFIG)
     run.add_argument("--run-dir", type=Path, help="where the run is kept (default: runs/NAME)")
-    run.add_argument("--until", choices=STAGES, help="stop after this stage")
-    run.add_argument("--from", dest="first", choices=STAGES, help="start at this stage")
+    run.add_argument(
+        "--until",
+        choices=STAGES,
+        metavar="STAGE",
+        help=f"stop after this stage: {', '.join(STAGES)} (default: the last)",
+    )
+    run.add_argument(
+        "--from",
+        dest="first",
+        choices=STAGES,
+        metavar="STAGE",
+        help="start at this stage; those before it have to be done (default: the first)",
+    )
     _add_shards(run)
-    _takesoverrides(run)
+    _take_overrides(run)
     for stage in STAGES:
-        one = add_verb(verbs, stage, _stage, _ABOUT[stage])
-        one.add_argument("config", help="a YAML file such as configs/quickstart.yaml")
+        one = add_verb(verbs, stage, _stage, _STAGE_ABOUT[stage])
+        one.add_argument("config", help=_CONFIG)
         one.add_argument("--run-dir", type=Path, required=True, help="the run, e.g. runs/NAME")
         if stage in ("sample", "execute", "score"):
             _add_shards(one)
@@ -123,18 +151,30 @@ def _parser() -> argparse.ArgumentParser:
         if stage == "evaluate":
             one.add_argument("--json", action="store_true", help="print the results as JSON")
         one.set_defaults(stage=stage)
-        _takesoverrides(one)
+        _take_overrides(one)
 
+
+def _add_views(verbs: Any) -> None:
     status = add_verb(verbs, "status", _status, "stages, shards done, rows, time, estimate")
-    status.add_argument("run_dir", type=Path)
+    status.add_argument("run_dir", type=Path, help=_RUN)
     add_json(status)
     show = add_verb(verbs, "show", _show, "calls in their context with all losses")
-    show.add_argument("run_dir", type=Path)
-    show.add_argument("--tool", help="only this tool")
-    show.add_argument("--reason", help="only calls with this reason, e.g. kept, lookahead_leak")
-    show.add_argument("--sort", default="gain", help="column to sort by, largest first")
-    show.add_argument("-n", type=positive, default=10, help="how many")
-    show.add_argument("--call", help="one call by its id (or the start of it)")
+    show.add_argument("run_dir", type=Path, help=_RUN)
+    show.add_argument("--tool", help="only calls of this tool (default: all)")
+    show.add_argument(
+        "--reason",
+        help="only calls with this reason: kept, below_threshold, lookahead_leak, duplicate, "
+        "conflict, over_cap or tool_error (default: all)",
+    )
+    show.add_argument(
+        "--sort",
+        default="gain",
+        metavar="COLUMN",
+        help="largest first: gain, gain_null, p_api, loss_none, loss_call, loss_result (nats, but "
+        "p_api), sample_count, seconds; or position: as in the texts",
+    )
+    show.add_argument("-n", type=positive, default=10, metavar="N", help="how many calls")
+    show.add_argument("--call", metavar="ID", help="one call by its id, or the start of it")
     add_json(show)
     report = add_verb(verbs, "report", _report, "write report.html of a run, or a trace as a page")
     report.add_argument(
@@ -143,67 +183,57 @@ def _parser() -> argparse.ArgumentParser:
         help="a run folder, or a trace: a file of `agent run --trace` or agent-traces.jsonl",
     )
     export = add_verb(verbs, "export", _export, "write the augmented texts in another form")
-    export.add_argument("run_dir", type=Path)
-    export.add_argument("--format", required=True, help="jsonl, parquet or chat-messages")
-    export.add_argument("--output", "-o", type=Path, help="file (default: in the run folder)")
+    export.add_argument("run_dir", type=Path, help=_RUN)
+    export.add_argument(
+        "--format",
+        required=True,
+        help="jsonl or parquet: a row for each text; chat-messages: a conversation for each call",
+    )
+    export.add_argument(
+        "--output", "-o", type=Path, metavar="FILE", help="(default: export.* in the run folder)"
+    )
     diff = add_verb(
         verbs, "diff", _diff, "what two runs keep differently, and which settings differ"
     )
-    diff.add_argument("run_a", type=Path)
-    diff.add_argument("run_b", type=Path)
+    diff.add_argument("run_a", type=Path, help=_RUN)
+    diff.add_argument("run_b", type=Path, help="another one")
     add_json(diff)
 
-    _tools_parser(verbs)
-    add_agent_verbs(verbs)
-    generate = add_verb(verbs, "generate", _generate, "continue a text with live calls")
-    generate.add_argument("model", help="a tuned model, e.g. runs/quickstart/07-model")
-    generate.add_argument("prompt")
-    generate.add_argument("--tools", help="comma-separated (default: those of the checkpoint)")
-    generate.add_argument("--config", help="take the tools' settings from this configuration")
-    generate.add_argument("--date", type=day, help="the date of today for Calendar, ISO")
-    generate.add_argument("--max-new-tokens", type=positive, default=48)
-    generate.add_argument(
-        "--call-k", type=int, help="a call starts when [ is among the k likeliest"
-    )
-    generate.add_argument("--max-calls", type=int, default=1)
-    generate.add_argument("--no-calls", action="store_true", help="never start a call")
-    generate.add_argument(
-        "--constrain",
-        action="store_true",
-        help="a call that has begun cannot be malformed: only tokens that continue a call of one "
-        "of the tools are let through, up to the arrow (its values may still be wrong)",
-    )
-    add_json(generate)
-    bench = add_verb(verbs, "bench", _bench, "measure our paths against baselines, in one run")
-    bench.add_argument("name", choices=("ingest", "sample", "score", "train", "agent"))
-    bench.add_argument("--model", default=".cache/models/SmolLM2-135M-Instruct")
-    bench.add_argument("--pairs", type=int, default=5, help="interleaved pairs per baseline")
-    bench.add_argument("--documents", type=int, help="how many documents a pair works on")
-    bench.add_argument("--tokens", type=int, help="tokens per document")
-    add_json(bench)
-    return parser
 
-
-def _tools_parser(verbs: Any) -> None:
-    tools = verbs.add_parser("tools", help="the catalogue: list, call, serve").add_subparsers(
-        metavar="WHAT", required=True
-    )
+def _add_tools(verbs: Any) -> None:
+    about = "the catalogue: list, call, serve"
+    tools = verbs.add_parser("tools", help=about, description="The tools: list, call, serve.")
+    tools = tools.add_subparsers(metavar="WHAT", required=True)
     listing = add_verb(tools, "list", _tools_list, "what there is, with arguments and descriptions")
     call = add_verb(tools, "call", _tools_call, "run one call, as the pipeline would")
     call.add_argument("name", help="e.g. Calculator (any case)")
     call.add_argument("arguments", help="the text between the brackets, or a JSON object")
-    call.add_argument("--date", type=day, help="the document's date, ISO")
-    serve = add_verb(tools, "serve", _tools_serve, "offer the tools over MCP (stdio, or HTTP)")
-    serve.add_argument("--http", type=int, metavar="PORT", help="on the loopback, this port")
+    call.add_argument(
+        "--date",
+        type=day,
+        help="the document's date, e.g. 2023-01-30 (default: none; Calendar then says today's)",
+    )
+    serve = add_verb(tools, "serve", _tools_serve, "offer the tools over MCP")
+    serve.add_argument(
+        "--http",
+        type=int,
+        metavar="PORT",
+        help="over HTTP on this port of the loopback (default: over standard input and output)",
+    )
     for parser in (listing, call, serve):
-        parser.add_argument("--config", help="take the tools from this configuration")
+        parser.add_argument("--config", metavar="FILE", help=_TOOLS_OF)
     add_json(listing)
     add_json(call)
 
 
-def _takesoverrides(parser: Any) -> None:
+def _say(message: str) -> None:
+    print(f"callsieve: {message}", file=sys.stderr)
+
+
+def _take_overrides(parser: Any) -> None:
     parser.set_defaults(overrides=True)
-    parser.epilog = "Any value of the configuration can be given as --section.key VALUE."
+    more = "Any value of the configuration can be given as --section.key VALUE."
+    parser.epilog = f"{more}\n{parser.epilog}"
 
 
 def _add_shards(parser: Any) -> None:
@@ -212,13 +242,9 @@ def _add_shards(parser: Any) -> None:
         type=shards,
         default=(0, 1),
         metavar="i/n",
-        help="only the shards whose number is i modulo n, i from 0 (for job arrays); a single "
-        "number sets `shards` of the configuration",
+        help="only the shards whose number is i modulo n, i from 0 (for job arrays; default: all); "
+        "a single number sets `shards` of the configuration",
     )
-
-
-def _say(message: str) -> None:
-    print(f"callsieve: {message}", file=sys.stderr)
 
 
 # -- the pipeline --------------------------------------------------------------------------------

@@ -98,6 +98,30 @@ def test_table_says_who_disagrees(capsys: pytest.CaptureFixture[str]) -> None:
     assert "NO" in capsys.readouterr().out
 
 
+def test_the_table_is_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = BASELINES["score"]
+    row = {"ours_per_s": 1234.5, "baseline_per_s": 123.4, "pairs": 5, "agrees": True}
+    row |= {"ratio_median": 10.12, "ratio_min": 9.87, "ratio_max": 12.34}
+    about = {"device": "x86_64", "threads": 2, "load": 1.2}
+    print_bench(
+        {
+            "name": "score",
+            "machine": {**about, "cpu_ratio_median": dict.fromkeys(names, 10.25)},
+            "comparisons": [{"baseline": name, **row} for name in names],
+            "ceiling_share": 0.9,
+            "growth": [{"documents": 2, "seconds_per_document": 1.2, "ratio_to_first": 1.0}],
+        }
+    )
+    out = capsys.readouterr().out
+    assert "\u2026" not in out and max(map(len, out.splitlines())) <= 80
+    assert "candidates per second, medians of 5" in out
+    for whole in ("against", "min..max", "CPU ratio", "agrees", "9.87..12.34", "10.25x"):
+        assert whole in out
+
+
 def test_wrong_values_are_refused() -> None:
     with pytest.raises(ConfigError, match="allowed are"):
         run_bench("speed", "tiny")

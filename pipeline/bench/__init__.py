@@ -13,6 +13,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -50,15 +51,15 @@ def _quieten() -> None:
 
 def print_bench(document: dict[str, Any]) -> None:
     """Print the document of a bench as tables."""
-    console, unit = Console(), UNITS[document["name"]]
-    about = document["machine"]
+    console, about = Console(), document["machine"]
+    pairs = max((row["pairs"] for row in document["comparisons"]), default=0)
     console.print(
         f"bench {document['name']} on {about['device']}, {about['threads']} threads, "
-        f"load {about['load']}"
+        f"load {about['load']}; {UNITS[document['name']]} per second, medians of {pairs} pairs"
     )
-    table = Table(
-        "against", f"{unit}/s", "theirs", "ratio", "min..max", "CPU ratio", "pairs", "agrees"
-    )
+    table = Table("against", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("ours", "theirs", "ratio", "min..max", "CPU ratio", "agrees"):
+        table.add_column(heading, justify="right", no_wrap=heading != "CPU ratio")
     for row in document["comparisons"]:
         table.add_row(
             row["baseline"],
@@ -67,14 +68,14 @@ def print_bench(document: dict[str, Any]) -> None:
             f"{row['ratio_median']:.2f}x",
             f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}",
             f"{about['cpu_ratio_median'][row['baseline']]:.2f}x",
-            str(row["pairs"]),
             "yes" if row["agrees"] else "[bold red]NO[/]",
         )
     console.print(table)
     if document["ceiling_share"] is not None:
         console.print(f"share of a bare forward pass: {document['ceiling_share']:.0%}")
     if document["growth"]:
-        grown = Table(*(name.replace("_", " ") for name in document["growth"][0]))
+        headings = (name.replace("_", " ") for name in document["growth"][0])
+        grown = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
         for row in document["growth"]:
             grown.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for v in row.values()))
         console.print(grown)
