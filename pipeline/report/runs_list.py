@@ -140,7 +140,7 @@ def _turn(entry: Entry) -> str:
         if body:
             label = safe(text[start:begin].strip(" \t*#:<>/").replace("_", " "))
             parts.append(_part(kind, "" if kind == "says" else label, body))
-    return "".join(parts) or _part("says", "", "<span class=soft>(an empty turn)</span>")
+    return "".join(parts) or _part("says", "", "<span class=soft>(no words)</span>")
 
 
 def _marked(text: str, begin: int, end: int, marks: Sequence[tuple[int, int]]) -> str:

@@ -65,15 +65,19 @@ def _notes(trace: Trace, shown: int) -> str:
 
 
 def _figures(episodes: Sequence[Episode]) -> list[tuple[str, str]]:
+    """Steps and tokens so far; the time is known of the runs that ended."""
     tokens = sum(episode.tokens_in + episode.tokens_out for episode in episodes)
-    seconds = sum(episode.result.seconds for episode in episodes if episode.result)
+    seconds = [episode.result.seconds for episode in episodes if episode.result]
     alone = len(episodes) == 1
-    return [
+    figures = [
         (words(episodes[0].ended), "ended by") if alone else (f"{len(episodes):,}", "runs"),
         (f"{sum(episode.steps for episode in episodes):,}", "steps"),
         (f"{tokens:,}", "tokens"),
-        (f"{seconds:,.2f} s", "from the question to the end" if alone else "of runs, added up"),
     ]
+    if seconds:
+        what = "from the question to the end" if alone else "of runs that ended, added up"
+        figures.append((f"{sum(seconds):,.2f} s", what))
+    return figures
 
 
 def _summary(episodes: Sequence[Episode]) -> str:

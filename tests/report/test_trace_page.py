@@ -209,6 +209,7 @@ def test_a_killed_run_is_unfinished_and_no_error(tmp_path: Path, end: bytes) -> 
     assert "Unfinished: the file ends before this run does." in page.words
     assert "Observation: Search(no result: the file ends here)" in page.words
     assert [a["data-exit"] for a in page.all("details")] == ["unfinished"]
+    assert "1steps4tokensTurn by turn" in "".join(page.words.split("\n"))  # no time: not known
     assert ("Line 4 of the file, its last, is cut off" in page.words) == bool(end)
 
 
