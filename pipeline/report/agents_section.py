@@ -132,7 +132,7 @@ def _runs(path: Path) -> str:
     return (
         f"<h3>Runs, turn by turn</h3><p class=soft>{shown:,} of {len(found):,}: up to {RUNS_SHOWN} "
         "per benchmark, arm and strategy, right and wrong ones and exit reasons in turn; "
-        f"<code>callsieve report {safe(path.name)}</code> shows all.</p>{listed}"
+        f"<code>callsieve report {safe('/'.join(path.parts[-3:]))}</code> shows more.</p>{listed}"
     )
 
 

@@ -17,6 +17,7 @@ _PART = re.compile(
     r"(?P<says></think>|</tool_call>)",
     re.IGNORECASE | re.MULTILINE,
 )
+_EMPTY = "<span class=soft>(no words)</span>"
 _STYLE = {"think": "thought", "call": "action"}
 
 
@@ -137,10 +138,10 @@ def _turn(entry: Entry) -> str:
     parts = []
     for (start, begin, kind), end in zip(borders, ends, strict=True):
         body = _marked(text, begin, end, entry.marks).strip()
-        if body:
+        if body or kind != "says":
             label = safe(text[start:begin].strip(" \t*#:<>/").replace("_", " "))
-            parts.append(_part(kind, "" if kind == "says" else label, body))
-    return "".join(parts) or _part("says", "", "<span class=soft>(no words)</span>")
+            parts.append(_part(kind, "" if kind == "says" else label, body or _EMPTY))
+    return "".join(parts) or _part("says", "", _EMPTY)
 
 
 def _marked(text: str, begin: int, end: int, marks: Sequence[tuple[int, int]]) -> str:

@@ -141,6 +141,12 @@ def test_a_page_tells_what_happened_in_order(tmp_path: Path) -> None:
     assert page.all("select") == [] and "Why the runs ended" not in page.words
 
 
+def test_a_thought_without_words_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(START + TURN.replace("Thought: x", "Thought:"), encoding="utf-8")
+    assert "1Thought(no words)4 tokens in" in Page(write_trace_report(path)).words
+
+
 def test_many_runs_are_added_up(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     runs = play(path, "react", "How much?", "an odd one", "the odd two")
