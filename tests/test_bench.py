@@ -19,6 +19,7 @@ from pipeline.bench import agent, gpu, ingest, print_bench, run_bench, sample, s
 from pipeline.bench.measure import Comparison, Rate, compare, rates
 from pipeline.cli import main
 from pipeline.errors import ConfigError
+from pipeline.lm.training import autocast_dtype
 from pipeline.stages import score as stage
 
 BASELINES = {
@@ -30,14 +31,20 @@ BASELINES = {
         "the same without gain_floor",
         "sample, execute and score without gain_floor",
     ],
-    "train": ["transformers.Trainer, padded batches"],
+    "train": ["Trainer, padded, fp32 (ours fp32)"],
     "agent": ["one after the other"],
 }
+if autocast_dtype("auto", torch.device("cpu")) is not None:
+    BASELINES["train"] = [
+        "Trainer, padded, fp32 (ours bf16)",
+        "Trainer, padded, bf16 (ours bf16)",
+        *BASELINES["train"],
+    ]
 SIZES: dict[str, tuple[int, int | None]] = {
     "ingest": (10, None),
     "sample": (1, 24),
     "score": (1, None),
-    "train": (4, 20),
+    "train": (12, 20),
     "agent": (3, 4),
 }
 

@@ -1,19 +1,25 @@
 """Bench `train`: our packed loop against transformers.Trainer with padded batches.
 
 Both start from the same weights and see the same texts in the same order with the same optimiser,
-learning rates, clipping and dtype; a step's loss is the mean over its tokens on both sides, so the
-two loss curves have to coincide. The rate counts the tokens of the texts, without padding.
+learning rates and clipping; a step's loss is the mean over its tokens on both sides, so the two
+loss curves have to coincide. The rate counts the tokens of the texts, without padding, from the end
+of the first step, in which optimisers and drivers make room for themselves. Where the passes of
+ours run in bf16 by themselves, three comparisons are made: as both come (Trainer trains in fp32),
+both in bf16, and both in fp32.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
+import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -24,6 +30,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from pipeline.bench import material
 from pipeline.bench.measure import Comparison, Rate, document
 from pipeline.config import Finetune
+from pipeline.errors import ConfigError
 from pipeline.lm.packing import Example, make_examples
 from pipeline.lm.training import (
     MAX_GRADIENT_NORM,
@@ -34,6 +41,11 @@ from pipeline.lm.training import (
 )
 
 BATCH = 4  # configs/quickstart.yaml
+STEPS = 8
+_DTYPES: dict[torch.dtype, Literal["float32", "bfloat16"]] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+}
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-3}  # of a step's loss, in nats
 
 
@@ -44,31 +56,45 @@ class _Run:
 
 
 def run(model: str, pairs: int, documents: int | None, tokens: int | None) -> dict[str, Any]:
-    """Measure; 8 texts (2 steps) by default, whole or of `tokens` tokens."""
+    """Measure; texts for 8 steps by default, whole or of `tokens` tokens."""
     start, tokenizer = material.load(model)
-    count = documents or 2 * BATCH
+    count = documents or STEPS * BATCH
+    if count <= BATCH:
+        raise ConfigError(f"--documents {count}; allowed: more than {BATCH} (a step takes {BATCH})")
     texts = _texts(start, tokenizer, count, tokens)
-    settings = Finetune(
-        learning_rate=5e-4, batch_size=min(BATCH, count), epochs=1, eval_every=1_000_000
-    )
-    dtype = autocast_dtype(settings.dtype, start.device) or torch.float32
-    found: list[tuple[_Run, _Run]] = []
+    settings = Finetune(batch_size=BATCH, epochs=1, eval_every=1_000_000)
+    own = autocast_dtype(settings.dtype, start.device) or torch.float32
+    dtypes = dict.fromkeys((own, torch.float32))
+    sides = {("ours", dtype): functools.partial(_ours, start, tokenizer) for dtype in dtypes} | {
+        ("Trainer", dtype): functools.partial(_trainer, start) for dtype in dtypes
+    }
+    found: dict[tuple[str, torch.dtype], list[_Run]] = {side: [] for side in sides}
     for pair in range(pairs):
-        if pair % 2:
-            theirs = _trainer(start, texts, settings, dtype)
-            ours = _ours(start, tokenizer, texts, settings)
-        else:
-            ours = _ours(start, tokenizer, texts, settings)
-            theirs = _trainer(start, texts, settings, dtype)
-        found.append((ours, theirs))
-    agrees = all(_close(a.losses, b.losses, TOLERANCE[dtype]) for a, b in found)
-    comparison = Comparison(
-        "transformers.Trainer, padded batches",
-        tuple(ours.rate for ours, _ in found),
-        tuple(theirs.rate for _, theirs in found),
-        agrees,
+        turn = pair % len(sides)
+        for side in [*sides][turn:] + [*sides][:turn]:
+            found[side].append(sides[side](texts, settings, side[1]))
+            name, rate = f"{side[0]}, {_name(side[1])}", found[side][-1].rate
+            print(f"pair {pair + 1}: {name}: {rate.per_s:.3g}/s", file=sys.stderr)
+    asked = dict.fromkeys([(own, torch.float32), *((dtype, dtype) for dtype in dtypes)])
+    comparisons = [_comparison(found, ours, theirs) for ours, theirs in asked]
+    return document("train", comparisons, None, [])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+
+
+def _comparison(
+    found: Mapping[tuple[str, torch.dtype], Sequence[_Run]], own: torch.dtype, their: torch.dtype
+) -> Comparison:
+    ours, theirs = found["ours", own], found["Trainer", their]
+    tolerance = max(TOLERANCE[own], TOLERANCE[their])
+    return Comparison(
+        f"Trainer, padded, {_name(their)} (ours {_name(own)})",
+        tuple(run.rate for run in ours),
+        tuple(run.rate for run in theirs),
+        all(_close(a.losses, b.losses, tolerance) for a, b in zip(ours, theirs, strict=True)),
     )
-    return document("train", [comparison], None, [])
 
 
 def _texts(model: Any, tokenizer: Any, count: int, tokens: int | None) -> list[list[Example]]:
@@ -89,33 +115,52 @@ def _close(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> 
     )
 
 
+class _Clock:
+    """The time at the end of every step."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, float]] = []
+
+    def end_of_step(self) -> None:
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+    def rate(self, tokens: Sequence[int]) -> Rate:
+        """Tokens per second from the end of the first step; `tokens` of all steps."""
+        (began, cpu_began), (end, cpu_end) = self.ends[0], self.ends[-1]
+        return Rate(sum(tokens[1:]) / (end - began), sum(tokens[1:]) / (cpu_end - cpu_began))
+
+
 def _ours(
-    start: Any, tokenizer: Any, texts: Sequence[Sequence[Example]], settings: Finetune
+    start: Any,
+    tokenizer: Any,
+    texts: Sequence[Sequence[Example]],
+    settings: Finetune,
+    dtype: torch.dtype,
 ) -> _Run:
     """Our loop, with nothing written to disk."""
-    model = copy.deepcopy(start)
+    clock = _Clock()
     losses: list[float] = []
-    cpu_began, cpu = time.process_time(), 0.0
+    tokens: list[int] = []
 
     def on_event(event: str, **values: Any) -> None:
-        nonlocal cpu
         if event == "train":
+            clock.end_of_step()
             losses.append(values["loss"])
-            cpu = time.process_time() - cpu_began
+            tokens.append(values["tokens"])
 
     with tempfile.TemporaryDirectory() as folder:
-        trained = train(
-            model,
+        train(
+            copy.deepcopy(start),
             tokenizer,
             texts,
             [],
-            settings,
+            dataclasses.replace(settings, dtype=_DTYPES[dtype]),
             accelerator=Accelerator(cpu=start.device.type == "cpu"),
             folder=Path(folder),
             save=lambda model, target, progress: target.mkdir(parents=True),
             on_event=on_event,
         )
-    return _Run(losses, Rate(trained.tokens / trained.seconds, trained.tokens / cpu))
+    return _Run(losses, clock.rate(tokens))
 
 
 # -- baseline ------------------------------------------------------------------------------------
@@ -128,19 +173,15 @@ class _InOrder(Trainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
 
-class _Clock(TrainerCallback):
-    """The losses, and the seconds from the first step to the last."""
+class _Watch(TrainerCallback):
+    """The losses, and the times of the steps."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.began = self.seconds = self.cpu_began = self.cpu = 0.0
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.began, self.cpu_began = time.perf_counter(), time.process_time()
+        self.clock = _Clock()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds = time.perf_counter() - self.began
-        self.cpu = time.process_time() - self.cpu_began
+        self.clock.end_of_step()
 
     def on_log(self, *args: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
@@ -154,10 +195,9 @@ def _trainer(
     model = copy.deepcopy(start).float()
     size = settings.batch_size
     steps = -(-len(texts) // size)
-    order = [
-        index for step in range(steps) for index in texts_of_step(step, settings, len(texts), 0)
-    ]
-    rows = [{"input_ids": example.ids} for index in order for example in texts[index]]
+    order = [texts_of_step(step, settings, len(texts), 0) for step in range(steps)]
+    examples = [[example for index in own for example in texts[index]] for own in order]
+    rows = [{"input_ids": example.ids} for own in examples for example in own]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True
     )
@@ -165,7 +205,7 @@ def _trainer(
         optimizer,
         lambda step: learning_rate(min(step, steps - 1), steps, 1.0, settings.warmup_share),
     )
-    clock = _Clock()
+    watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -186,12 +226,12 @@ def _trainer(
             train_dataset=rows,
             data_collator=_collate,
             optimizers=(optimizer, rates),
-            callbacks=[clock],
+            callbacks=[watch],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    tokens = sum(len(row["input_ids"]) for row in rows)
-    return _Run(clock.losses, Rate(tokens / clock.seconds, tokens / clock.cpu))
+    tokens = [sum(len(example) for example in own) for own in examples]
+    return _Run(watch.losses, watch.clock.rate(tokens))
 
 
 def _collate(rows: Iterable[dict[str, list[int]]]) -> dict[str, Tensor]:
