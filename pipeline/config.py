@@ -290,7 +290,21 @@ _ADAPTER = TypeAdapter(Config)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes `1e-5` for text, because it has no point; here it is a number."""
+    """YAML 1.1 takes `1e-5` for text, because it has no point; here it is a number.
+
+    A key that stands twice in a mapping is refused: the first of the two would be lost.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.YAMLError(
+                    f"the key `{key.value}` stands twice, in line {lines[key.value]} and in {line}"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):

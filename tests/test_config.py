@@ -244,6 +244,18 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
         load_config(tmp_path / "c.yaml")
 
 
+def test_a_key_that_stands_twice_is_refused(raw: dict[str, Any], tmp_path: Path) -> None:
+    text = yaml.safe_dump({**raw, "name": "first"}, sort_keys=False)
+    for more, part in (
+        ("name: second\n", "the key `name` stands twice, in line 1 and in "),
+        ("finetune: {epochs: 1, epochs: 2}\n", "the key `epochs` stands twice"),
+    ):
+        with pytest.raises(ConfigError, match=rf"c\.yaml: not YAML: {part}"):
+            load_config(write(tmp_path, text + more))
+    anchored = "finetune: &a {epochs: 1}\nevaluate: {limit: 1}\n"
+    assert load_config(write(tmp_path, text + anchored)).finetune.epochs == 1
+
+
 @pytest.mark.parametrize("written", ["1e-5", "1.0e-5", "1E-5", "0.00001", "+1e-5"])
 def test_small_numbers_as_people_write_them(
     raw: dict[str, Any], tmp_path: Path, written: str
