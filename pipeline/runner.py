@@ -13,26 +13,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline import __version__
-from pipeline.config import Config, dump_config, parse_config, to_dict
+from pipeline.config import Config, parse_config, to_dict
 from pipeline.context import Context, closing_resources
 from pipeline.errors import ConfigError, WorkError
 from pipeline.fingerprints import fingerprints
-from pipeline.lm.files import model_fingerprint
 from pipeline.lm.prompts import load_prompt
+from pipeline.manifest import has_settings, working_folder, write_settings
 from pipeline.records import (
     Candidate,
     Document,
@@ -44,7 +39,7 @@ from pipeline.records import (
 )
 from pipeline.report.funnel import build_funnel
 from pipeline.report.page import write_report
-from pipeline.shards import SHARD_FOLDERS, RunFolder, read_json, write_json, write_text
+from pipeline.shards import SHARD_FOLDERS, RunFolder, read_json, write_json
 from pipeline.stages import augment, execute, ingest, select
 from pipeline.tools.catalogue import parse_tool_config, pin_servers
 
@@ -152,7 +147,6 @@ STAGES: tuple[tuple[str, Callable[[Context, Shards], None]], ...] = (
     ("evaluate", _evaluate),  # models -> the four arms
 )
 STAGE_NAMES = tuple(name for name, _ in STAGES)
-_LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "numpy")
 _ON_DEVICE = ("sample", "score", "finetune", "evaluate")
 
 
@@ -268,18 +262,8 @@ def wanted_fingerprints(folder: RunFolder) -> dict[str, str]:
     config = saved_config(folder)
     if config is None:
         raise ConfigError(f"{folder.path / 'config.yaml'}: written by another version")
-    with contextlib.chdir(_working_folder(folder)):
+    with contextlib.chdir(working_folder(folder)):
         return fingerprints(config)
-
-
-def _working_folder(folder: RunFolder) -> Path:
-    """Where a run was last worked on; the current folder where that is not known or gone.
-
-    It is kept relative to the run, so that a project can be moved or copied with its runs.
-    """
-    known = (read_json(folder.path / "manifest.json") or {}).get("working_folder")
-    there = folder.path.resolve() / known if known else Path.cwd()
-    return there if there.is_dir() else Path.cwd()
 
 
 def _changes(before: Config, now: Config) -> list[str]:
@@ -322,12 +306,12 @@ def run(
     if todo.todo:
         folder.path.mkdir(parents=True, exist_ok=True)
         with _alone(folder, shared=shards[1] > 1):
-            _write_settings(config, folder, device)
+            write_settings(config, folder, device)
             _do(todo, config, folder, shards, say)
-    elif not _has_settings(config, folder):
+    elif not has_settings(config, folder):
         try:
             with _alone(folder, shared=shards[1] > 1):
-                _write_settings(config, folder, device)
+                write_settings(config, folder, device)
         except OSError as error:
             say(f"{folder.path}: config.yaml and manifest.json are left as they were: {error}")
     if last is not None and (later := plan(config, folder, None, None).stale):
@@ -445,55 +429,3 @@ def _device(config: Config, todo: Plan) -> str | None:
     device = pick_device(config.model.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return f"{device} {name}".strip()
-
-
-def _has_settings(config: Config, folder: RunFolder) -> bool:
-    """Whether a run folder tells of these settings already, as last used from this folder."""
-    written = folder.path / "config.yaml"
-    manifest = read_json(folder.path / "manifest.json") or {}
-    return (
-        written.is_file()
-        and written.read_text(encoding="utf-8") == dump_config(config)
-        and manifest.get("working_folder") == _from_run(folder)
-        and manifest.get("fingerprints") == fingerprints(config)
-    )
-
-
-def _from_run(folder: RunFolder) -> str:
-    """The current folder as seen from the run, so that a project can move with its runs."""
-    return os.path.relpath(Path.cwd().resolve(), folder.path.resolve())
-
-
-def _write_settings(config: Config, folder: RunFolder, device: str | None) -> None:
-    """Write `config.yaml` and `manifest.json`; without a device, that of the work before stays."""
-    write_text(folder.path / "config.yaml", dump_config(config))
-    path = folder.path / "manifest.json"
-    model = model_fingerprint(config.model)
-    manifest = {
-        "callsieve": __version__,
-        "working_folder": _from_run(folder),
-        "git_revision": _git_revision(),
-        "python": platform.python_version(),
-        **{library: version(library) for library in _LIBRARIES},
-        "model": config.model.path,
-        "model_fingerprint": model,
-        "tokenizer_fingerprint": model,
-        "seed": config.seed,
-        "device": device or (read_json(path) or {}).get("device"),
-        "dtype": config.model.dtype,
-        "fingerprints": fingerprints(config),
-    }
-    write_json(path, manifest)
-
-
-def _git_revision() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
