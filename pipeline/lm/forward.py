@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pipeline.lm.packed_weights import packed
 
@@ -80,10 +81,9 @@ class LanguageModel:
         """Return log p(target) in nats (N,), fp32, without holding all logits at once."""
         out = []
         for start in range(0, len(targets_N), chunk):
-            logits = self.logits(chosen_ND[start : start + chunk])
-            target = targets_N[start : start + chunk]
-            picked = logits.gather(1, target[:, None])[:, 0]
-            out.append(picked - torch.logsumexp(logits, dim=-1))
+            part = slice(start, start + chunk)
+            logits = self.logits(chosen_ND[part])
+            out.append(-functional.cross_entropy(logits, targets_N[part], reduction="none"))
         return torch.cat(out) if out else torch.empty(0, device=chosen_ND.device)
 
 
