@@ -10,8 +10,9 @@ from transformers import AutoConfig
 
 from pipeline.calls import CallSyntax
 from pipeline.config import Model
-from pipeline.lm.checkpoint import load_model, locate, read_extra
+from pipeline.lm.checkpoint import load_model, read_extra
 from pipeline.lm.decoding import context_length
+from pipeline.lm.files import locate
 from pipeline.lm.generation import generate
 from pipeline.lm.grammar import CallGrammar, live_grammar
 from pipeline.lm.jobs import Generation, LiveCalls, MadeCall

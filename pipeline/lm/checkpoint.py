@@ -6,7 +6,6 @@ Not covered: quantised inference; a GGUF file is dequantised into ordinary weigh
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import shutil
@@ -17,17 +16,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.calls import CallSyntax
 from pipeline.config import Config, Model
 from pipeline.errors import ConfigError, WorkError
+from pipeline.lm.files import locate
 from pipeline.lm.tokens import check_tokenizer, encode_piece
-from pipeline.paths import find
 from pipeline.shards import write_json
 
 _EXTRA = "callsieve.json"
-_EDGE_BYTES = 1 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 # A marker that is new to the vocabulary starts from the row of the sign it stands for.
 _MARKER_MODEL = {"<API>": " [", "</API>": "]", "→": "->"}
@@ -46,35 +44,6 @@ def pick_device(wanted: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"`model.device` = {wanted!r}: no CUDA device answers; use cpu or auto")
     return device
-
-
-def locate(settings: Model) -> tuple[str, dict[str, Any]]:
-    """Return what `from_pretrained` takes: a folder or id, and the GGUF file if there is one."""
-    if settings.path == "tiny":
-        from pipeline.lm.files import tiny_model
-
-        return str(tiny_model()), {}
-    path = find(Path(settings.path).expanduser())
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"`model.path` = {settings.path!r}: no such file")
-        return str(path.parent), {"gguf_file": path.name}
-    if not path.exists():
-        if settings.path.startswith((".", "/", "~")) or settings.path.count("/") != 1:
-            raise ConfigError(
-                f"`model.path` = {settings.path!r}: no such folder; give one with config.json, "
-                "a .gguf file, or a hub id such as owner/name"
-            )
-        return settings.path, {}
-    if settings.gguf_file is not None:
-        if not (path / settings.gguf_file).is_file():
-            raise ConfigError(f"`model.gguf_file`: {path / settings.gguf_file}: no such file")
-        return str(path), {"gguf_file": settings.gguf_file}
-    if not (path / "config.json").is_file():
-        found = [file.name for file in path.glob("*.gguf")] if path.is_dir() else []
-        hint = f"; set `model.gguf_file` to one of {found}" if found else ""
-        raise ConfigError(f"`model.path` = {settings.path!r}: holds no config.json{hint}")
-    return str(path), {}
 
 
 def load_tokenizer(settings: Model) -> Any:
@@ -184,24 +153,6 @@ def read_extra(folder: str | Path) -> dict[str, Any]:
     """Read `callsieve.json` of a checkpoint; empty when it is not one of ours."""
     path = Path(folder) / _EXTRA
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def model_fingerprint(settings: Model) -> str:
-    """Name a model by its files (names, sizes, first and last MiB of each) or by its hub commit."""
-    source, options = locate(settings)
-    digest = hashlib.sha256(json.dumps(options).encode())
-    folder = Path(source)
-    if not folder.is_dir():
-        revision = getattr(AutoConfig.from_pretrained(source), "_commit_hash", None)
-        return f"{source}@{revision}"
-    for file in sorted(folder.iterdir()):
-        if file.suffix in {".safetensors", ".bin", ".json", ".gguf", ".model", ".txt"}:
-            digest.update(f"{file.name}:{file.stat().st_size}".encode())
-            with file.open("rb") as stream:
-                digest.update(stream.read(_EDGE_BYTES))
-                stream.seek(max(file.stat().st_size - _EDGE_BYTES, 0))
-                digest.update(stream.read(_EDGE_BYTES))
-    return digest.hexdigest()[:16]
 
 
 def _forget_quantisation(model: Any) -> None:
