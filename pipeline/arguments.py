@@ -75,27 +75,70 @@ def day(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is no date, e.g. 2023-01-30") from None
 
 
-def add_bfcl(bfcl: argparse.ArgumentParser) -> None:
-    """Add what `agent bfcl` asks, of whom, and by which rules."""
-    bfcl.add_argument("model", help="a model folder, a hub id, or the address of an endpoint")
-    bfcl.add_argument("questions", type=Path, help="a JSONL file of the leaderboard")
-    bfcl.add_argument(
-        "--category",
+def add_evaluate(evaluate: argparse.ArgumentParser) -> None:
+    """Add what `agent evaluate` asks, of whom, and by which rules."""
+    evaluate.add_argument("model", help="a model folder, a hub id, or the address of an endpoint")
+    evaluate.add_argument(
+        "--benchmarks",
+        default="arithmetic",
+        metavar="A,B",
+        help="arithmetic (default), hotpot, fever, library, stock, grid, bfcl; bfcl is one turn "
+        "per row, whatever the strategies",
+    )
+    evaluate.add_argument(
+        "--strategies", default="standard,react", metavar="A,B", help="e.g. standard,cot,act,react"
+    )
+    evaluate.add_argument(
+        "--protocol",
+        choices=("react", "chat"),
+        default="react",
+        help="how the strategies with calls write them (bfcl: always chat)",
+    )
+    evaluate.add_argument(
+        "--limit", type=positive, default=20, metavar="N", help="questions per benchmark (20)"
+    )
+    evaluate.add_argument(
+        "--constrain", action="store_true", help="calls cannot be malformed (a local model only)"
+    )
+    evaluate.add_argument(
+        "--tool-choice",
+        choices=("auto", "required"),
+        default="auto",
+        help="required: the first turn has to call a tool",
+    )
+    files = evaluate.add_argument_group("files of the benchmarks")
+    files.add_argument(
+        "--questions",
+        default="data/questions/*.jsonl",
+        metavar="GLOB",
+        help="arithmetic: files with questions of this kind (default: the bundled ones)",
+    )
+    files.add_argument(
+        "--hotpot-file", metavar="FILE", help="a HotpotQA distractor file; fever reads its pages"
+    )
+    files.add_argument("--fever-file", metavar="FILE", help="claims with their labels, JSONL")
+    files.add_argument("--bfcl-file", metavar="FILE", help="rows of the leaderboard, JSONL")
+    files.add_argument(
+        "--bfcl-answers", metavar="FILE", help="their answers (all kinds but irrelevance)"
+    )
+    files.add_argument(
+        "--bfcl-category",
         choices=("simple", "multiple", "parallel", "irrelevance"),
-        required=True,
         help="which kind of rows the file holds; irrelevance: calling is wrong",
     )
-    bfcl.add_argument("--answers", type=Path, help="its answers (all kinds but irrelevance)")
-    bfcl.add_argument(
-        "--numbers",
+    files.add_argument(
+        "--bfcl-numbers",
         choices=("typed", "value"),
         default="typed",
         help="typed (default): 5 where a float is wanted, never 5.0 where an integer is; "
         "value: numbers are compared by value",
     )
-    bfcl.add_argument("--limit", type=positive, help="only the first so many rows")
-    bfcl.add_argument(
-        "--constrain", action="store_true", help="calls cannot be malformed (a local model only)"
+    evaluate.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write every run with its verdict as JSONL, as in 08-evaluation/agent-traces.jsonl "
+        "(the right ones are training text: augment --from-traces FILE)",
     )
 
 

@@ -218,17 +218,25 @@ class Finetune:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
+AgentBenchmark = Literal["arithmetic", "hotpot", "fever", "library", "stock", "grid", "bfcl"]
+
+
 @dataclass(frozen=True)
 class AgentLoop:
-    """The arms in the agent loop: strategies x benchmarks (`callsieve agent` runs single ones)."""
+    """The arms in the agent loop: strategies x benchmarks (`callsieve agent evaluate`: a model)."""
 
     __pydantic_config__ = STRICT
 
     strategies: Annotated[tuple[str, ...], MinLen(1)] = ("standard", "react")
-    benchmarks: tuple[Literal["arithmetic", "hotpot", "fever"], ...] = ("arithmetic",)
+    benchmarks: tuple[AgentBenchmark, ...] = ("arithmetic",)
     limit: Positive = 20  # questions per benchmark
+    protocol: Literal["react", "chat"] = "react"  # how a strategy writes its calls, if it has any
     hotpot_file: str | None = None  # a HotpotQA distractor file; also the pages for fever
     fever_file: str | None = None
+    bfcl_file: str | None = None  # rows of the leaderboard, one turn each: no strategy, in chat
+    bfcl_answers: str | None = None  # their answers; irrelevance has none
+    bfcl_category: Literal["simple", "multiple", "parallel", "irrelevance"] | None = None
+    bfcl_numbers: Literal["typed", "value"] = "typed"  # value: 5.0 may stand for the integer 5
     constrain: bool = False  # mask tokens that cannot lead to a well-formed action
     tool_choice: Literal["auto", "required"] = "auto"  # required: the first turn has to call a tool
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, fingerprint_values
+from pipeline.config import AgentLoop, Config, fingerprint_values
 from pipeline.errors import ConfigError
 from pipeline.lm.files import model_fingerprint
 from pipeline.lm.prompts import prompt_file
@@ -53,7 +53,8 @@ def fingerprints(config: Config) -> dict[str, str]:
     traces = _matching("augment.traces", [config.augment.traces])
     questions = _matching("evaluate.questions", config.evaluate.questions)
     if (agents := config.evaluate.agents) is not None:
-        questions += _matching("evaluate.agents", [agents.hotpot_file, agents.fever_file])
+        files = (agents.hotpot_file, agents.fever_file, agents.bfcl_file, agents.bfcl_answers)
+        questions += _matching("evaluate.agents", files) + _contents(_instructions(agents))
     own: dict[str, list[Any]] = {
         "ingest": [corpus, sources, config.shards, config.seed, syntax, config.tool_names],
         "sample": [fingerprint_values(config.sample), model, prompts, config.gain_floor],
@@ -116,6 +117,23 @@ def _matching(key: str, patterns: Sequence[str | None]) -> list[tuple[str, str]]
             raise ConfigError(f"`{key}`: {pattern!r} matches no file in {Path.cwd()}")
         found += files
     return _contents(found)
+
+
+def _instructions(agents: AgentLoop) -> list[Path]:
+    """The instruction files that the arms in the agent loop read."""
+    from pipeline.agent.instructions import instruction_file
+    from pipeline.agent.strategies import instruction_names
+
+    within = agents.protocol == "react"  # the tuned arm's calls within a thought
+    names = {"bfcl-chat-v1"} if "bfcl" in agents.benchmarks else set()
+    try:
+        for benchmark in agents.benchmarks:
+            if benchmark != "bfcl":
+                for strategy in agents.strategies:
+                    names |= instruction_names(strategy, agents.protocol, benchmark, within)
+    except ConfigError as error:
+        raise ConfigError(f"`evaluate.agents.strategies`: {error}") from None
+    return [instruction_file(name) for name in sorted(names)]
 
 
 def _searched(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -92,7 +92,7 @@ def answer_question(
     settings = Settings(
         protocol=protocol,
         limits=limits or Limits(),
-        prefixes=not _is_address(model),
+        prefixes=not is_address(model),
         output=output,
         inline_calls=inline_calls,
     )
@@ -145,7 +145,7 @@ def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:
     An address may name its model after a `#`; without one the endpoint's first model is taken.
     Raises ConfigError for an address with `constrain`: masks need the model's own logits.
     """
-    if _is_address(model):
+    if is_address(model):
         if constrain:
             raise ConfigError(
                 f"--constrain with the address {model}; allowed: a model folder or hub id (a "
@@ -162,7 +162,8 @@ def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:
     return load_policy(model, constrain=constrain)
 
 
-def _is_address(model: str) -> bool:
+def is_address(model: str) -> bool:
+    """Whether a model argument is the address of an endpoint."""
     return model.startswith(("http://", "https://"))
 
 

@@ -20,7 +20,7 @@ def load_instructions(name: str) -> str:
 
     Raises ConfigError naming the files there are.
     """
-    path = FOLDER / f"{name}.md"
+    path = instruction_file(name)
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in FOLDER.glob("*.md")))
         raise ConfigError(f"instructions {name!r} do not exist; there are: {there}")
@@ -29,9 +29,19 @@ def load_instructions(name: str) -> str:
 
 def instructions_for(kind: str, family: str = "", version: str = "v1") -> str:
     """Read `FAMILY-KIND-VERSION`, or `KIND-VERSION` when the family has no file of that kind."""
+    return load_instructions(name_for(kind, family, version))
+
+
+def name_for(kind: str, family: str = "", version: str = "v1") -> str:
+    """The name of the file that `instructions_for` reads."""
     special = f"{family}-{kind}-{version}"
-    own = bool(family) and (FOLDER / f"{special}.md").is_file()
-    return load_instructions(special if own else f"{kind}-{version}")
+    own = bool(family) and instruction_file(special).is_file()
+    return special if own else f"{kind}-{version}"
+
+
+def instruction_file(name: str) -> Path:
+    """Where the instruction file `name` is."""
+    return FOLDER / f"{name}.md"
 
 
 def catalogue_text(specs: Sequence[ToolSpec], protocol: str) -> str:

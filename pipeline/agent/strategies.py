@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pipeline.agent.instructions import instructions_for
+from pipeline.agent.instructions import instructions_for, name_for
 from pipeline.agent.loop import run_episodes
 from pipeline.agent.observations import harmless
 from pipeline.agent.parse import protocol_named
@@ -196,13 +196,31 @@ def strategy_settings(strategy: Strategy, settings: Settings, family: str = "") 
             temperature=strategy.temperature or settings.temperature,
         )
     protocol = settings.protocol if strategy.thoughts else strategy.protocol
-    kind = strategy.instructions if protocol == "react" else protocol
     return replace(
         settings,
         protocol=protocol,
-        instructions=settings.instructions or instructions_for(kind, family),
+        instructions=settings.instructions or instructions_for(_kind(strategy, protocol), family),
         thoughts=strategy.thoughts,
     )
+
+
+def _kind(strategy: Strategy, protocol: str) -> str:
+    """The kind of instruction file with which a strategy runs in a protocol."""
+    in_loop = strategy.kind in ("loop", "trials") and strategy.thoughts
+    return protocol if in_loop and protocol != "react" else strategy.instructions
+
+
+def instruction_names(name: str, protocol: str, family: str, inline_calls: bool) -> set[str]:
+    """The instruction files that a strategy reads; raises ConfigError for an unknown one."""
+    strategy = strategy_named(name)
+    if strategy.kind == "fallback":
+        parts = (instruction_names(p, protocol, family, inline_calls) for p in strategy.parts)
+        return set().union(*parts)
+    kinds = [_kind(strategy, protocol)]
+    kinds += ["reflect"] if strategy.reflects else []
+    kinds += ["feedback", "refine"] if strategy.kind == "refine" else []
+    kinds += ["within"] if inline_calls and strategy.kind in ("loop", "trials") else []
+    return {name_for(kind, "" if kind == "within" else family) for kind in kinds}
 
 
 def _run_once(

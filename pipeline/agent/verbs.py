@@ -5,13 +5,12 @@ What a verb needs is imported when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.arguments import (
-    add_bfcl,
+    add_evaluate,
     add_json,
     add_limits,
     add_verb,
@@ -24,9 +23,9 @@ from pipeline.arguments import (
 
 def add_agent_verbs(verbs: Any) -> None:
     """Add `agent` and what it can do to the commands."""
-    agent = verbs.add_parser("agent", help="the agent loop: run, demo, parse").add_subparsers(
-        metavar="WHAT", required=True
-    )
+    agent = verbs.add_parser(
+        "agent", help="the agent loop: run, evaluate, demo, parse"
+    ).add_subparsers(metavar="WHAT", required=True)
     run = add_verb(agent, "run", _agent_run, "answer a question in the loop, shown as it happens")
     run.add_argument("model", help="a model folder or hub id, or an http(s) address of an endpoint")
     run.add_argument("question")
@@ -39,11 +38,9 @@ def add_agent_verbs(verbs: Any) -> None:
     run.add_argument("--trace", type=Path, help="write the trace as JSONL")
     add_limits(run)
     add_json(run)
-    bfcl = add_verb(
-        agent, "bfcl", _agent_bfcl, "function calling by the rules of BFCL, a turn per row"
-    )
-    add_bfcl(bfcl)
-    add_json(bfcl)
+    evaluate = add_verb(agent, "evaluate", _agent_evaluate, "a model on benchmarks x strategies")
+    add_evaluate(evaluate)
+    add_json(evaluate)
     demo = add_verb(agent, "demo", _agent_demo, "the reference cases, with scripted policies")
     demo.add_argument("name", choices=("library", "paper", "stock", "grid", "calcola"))
     add_json(demo)
@@ -59,19 +56,11 @@ def _agent_run(args: Any) -> int:
     return run_question(args, tool_list(args.config, args.tools))
 
 
-def _agent_bfcl(args: Any) -> None:
-    from pipeline.agent.command import make_policy
-    from pipeline.evaluation.bfcl import ask_rows, load_rows, summary
+def _agent_evaluate(args: Any) -> None:
+    from pipeline.agent.evaluate import evaluate_model
 
-    rows = load_rows(args.questions, args.answers, args.category)[: args.limit]
     load_silently()
-    policy = make_policy(args.model, "chat", args.constrain)
-    verdicts = ask_rows(rows, policy, numbers=args.numbers)
-    document = summary(verdicts)
-    if args.json:
-        print_json({**document, "rows": [dataclasses.asdict(own) for own in verdicts]})
-        return
-    print(f"{document['right']} of {document['n']} right", document["outcomes"])
+    evaluate_model(args)
 
 
 def _agent_demo(args: Any) -> None:

@@ -16,30 +16,77 @@ from pipeline.errors import ConfigError
 from pipeline.evaluation.agents import (
     Arm,
     Benchmark,
+    FunctionCalls,
     arithmetic_benchmark,
     compare_agents,
     fever_benchmark,
+    grid_benchmark,
     hotpot_benchmark,
+    library_benchmark,
+    stock_benchmark,
 )
+from pipeline.evaluation.bfcl import load_rows
 from pipeline.evaluation.questions import Question, spread
 from pipeline.lm.forward import LanguageModel
+from pipeline.paths import find
 
 
-def check_agents(settings: AgentLoop) -> None:
-    """Refuse strategies that do not exist and benchmarks whose files are not named or not there."""
+def _in_configuration(key: str) -> str:
+    return f"`evaluate.agents.{key}`"
+
+
+def check_agents(settings: AgentLoop, named: Callable[[str], str] = _in_configuration) -> None:
+    """Refuse strategies that do not exist, what does not go together, and files that are not there.
+
+    `named` writes a key as the user gave it.
+    """
     for name in settings.strategies:
         if name not in STRATEGIES:
             raise ConfigError(
-                f"`evaluate.agents.strategies`: {name!r}; allowed are {', '.join(STRATEGIES)}"
+                f"{named('strategies')}: {name!r}; allowed are {', '.join(STRATEGIES)}"
             )
-    needs = {"hotpot": ("hotpot_file",), "fever": ("hotpot_file", "fever_file")}
+        if STRATEGIES[name].kind == "loop" and not _fits(name, settings.protocol):
+            fitting = ", ".join(own for own in STRATEGIES if _fits(own, settings.protocol))
+            raise ConfigError(
+                f"{named('strategies')}: {name!r} is written in react only; with "
+                f"{named('protocol')} {settings.protocol} allowed are {fitting}"
+            )
     for benchmark in settings.benchmarks:
-        for key in needs.get(benchmark, ()):
+        for key in _needed(benchmark, settings):
             value = getattr(settings, key)
-            if value is None or not Path(value).is_file():
-                raise ConfigError(
-                    f"`evaluate.agents.{key}` = {value!r}: {benchmark} needs this file"
-                )
+            if value is None or (key in FILES and not find(value).is_file()):
+                what = "this file" if key in FILES else "it (simple, multiple, ...)"
+                raise ConfigError(f"{named(key)} = {value!r}: {benchmark} needs {what}")
+    if "bfcl" in settings.benchmarks and settings.bfcl_category == "irrelevance":
+        _check_irrelevance(settings, named)
+
+
+FILES = ("hotpot_file", "fever_file", "bfcl_file", "bfcl_answers")
+
+
+def _fits(strategy: str, protocol: str) -> bool:
+    """Whether a strategy can be run in a protocol; those without calls have one of their own."""
+    own = STRATEGIES[strategy]
+    return own.kind != "loop" or own.thoughts or protocol == own.protocol
+
+
+def _needed(benchmark: str, settings: AgentLoop) -> tuple[str, ...]:
+    """The keys without which a benchmark cannot be run."""
+    if benchmark == "bfcl":
+        answers = () if settings.bfcl_category == "irrelevance" else ("bfcl_answers",)
+        return ("bfcl_file", "bfcl_category", *answers)
+    return {"hotpot": ("hotpot_file",), "fever": ("hotpot_file", "fever_file")}.get(benchmark, ())
+
+
+def _check_irrelevance(settings: AgentLoop, named: Callable[[str], str]) -> None:
+    about = f"with {named('bfcl_category')} irrelevance"
+    if settings.bfcl_answers is not None:
+        raise ConfigError(
+            f"{named('bfcl_answers')} = {settings.bfcl_answers!r}: {about} allowed is none; no "
+            "call is right there"
+        )
+    if settings.tool_choice == "required":
+        raise ConfigError(f"{named('tool_choice')} = 'required': {about} allowed is auto")
 
 
 def run_agents(
@@ -51,10 +98,10 @@ def run_agents(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run one arm through benchmarks x strategies: rows with scores, and one trace per run.
 
-    Only the arm `tuned` has its own inline calls answered within a thought, opened as `evaluate`
-    opens them (`call_k`); the others (and the tuned model in `tuned_disabled`) work with the
-    actions of the loop alone. Every turn is made to begin with `Thought:` or `Action:`. `on_end` is
-    called for each run that is over.
+    Only the arm `tuned` has its own inline calls answered within a thought (of `react`), opened as
+    `evaluate` opens them (`call_k`); the others (and the tuned model in `tuned_disabled`) work with
+    the actions of the loop alone. Every turn of `react` is made to begin with `Thought:` or
+    `Action:`. `on_end` is called for each run that is over.
     """
     settings = config.evaluate.agents
     assert settings is not None
@@ -64,7 +111,7 @@ def run_agents(
         if event["event"] == "exit":
             on_end(1)
 
-    inline_calls = arm == "tuned"
+    inline_calls = arm == "tuned" and settings.protocol == "react"
     policy = local_policy(
         lm.model,
         lm.tokenizer,
@@ -73,22 +120,42 @@ def run_agents(
     )
     rows = compare_agents(
         {arm: Arm(policy, inline_calls)},
-        [_benchmark(name, settings, questions) for name in settings.benchmarks],
+        [benchmark_named(name, settings, questions) for name in settings.benchmarks],
         settings.strategies,
-        Settings(prefixes=True, tool_choice=settings.tool_choice),
+        Settings(settings.protocol, prefixes=True, tool_choice=settings.tool_choice),
         on_run=traces.append,
         on_event=note,
     )
     return rows, traces
 
 
-def _benchmark(name: str, settings: AgentLoop, questions: list[Question]) -> Benchmark:
+def benchmark_named(
+    name: str, settings: AgentLoop, questions: list[Question]
+) -> Benchmark | FunctionCalls:
+    """Read or draw the questions of a benchmark; arithmetic takes them from `questions`."""
+    made = {"library": library_benchmark, "stock": stock_benchmark, "grid": grid_benchmark}
+    if name in made:
+        return made[name](settings.limit)
     if name == "hotpot":
-        return hotpot_benchmark(Path(str(settings.hotpot_file)), settings.limit)
+        return hotpot_benchmark(_file(settings.hotpot_file), settings.limit)
     if name == "fever":
-        claims, pages = Path(str(settings.fever_file)), Path(str(settings.hotpot_file))
+        claims, pages = _file(settings.fever_file), _file(settings.hotpot_file)
         return fever_benchmark(claims, pages, settings.limit)
+    if name == "bfcl":
+        return _function_calls(settings)
     own = [question for question in questions if question.kind == "arithmetic"]
     chosen = spread(own, settings.limit)
     asked = [AgentQuestion(q.id, f"{q.prompt} ...", q.answers[0]) for q in chosen]
     return arithmetic_benchmark(asked)
+
+
+def _function_calls(settings: AgentLoop) -> FunctionCalls:
+    assert settings.bfcl_category is not None
+    answers = None if settings.bfcl_answers is None else _file(settings.bfcl_answers)
+    rows = load_rows(_file(settings.bfcl_file), answers, settings.bfcl_category)
+    return FunctionCalls(rows[: settings.limit], settings.bfcl_numbers)
+
+
+def _file(value: str | None) -> Path:
+    assert value is not None  # see `check_agents`
+    return find(value)

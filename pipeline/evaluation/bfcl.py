@@ -2,8 +2,8 @@
 
 Four kinds of rows: simple (one function, one call), multiple (several functions, one call),
 parallel (several calls, in any order), irrelevance (no function fits: calling is wrong). Each row
-is one turn; nothing is executed. "No call" is kept apart from "unparseable": only the first is
-right for irrelevance.
+is one turn in the protocol `chat`; nothing is executed. "No call" is kept apart from "unparseable":
+only the first is right for irrelevance.
 
 Numeric policy (`numbers`): `typed`, the leaderboard's, takes an integer where a float is wanted
 and never a float where an integer is (not even 5.0); `value` compares numbers by value. In both a
@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.agent.chat import from_structured
-from pipeline.agent.parse import protocol_named
-from pipeline.agent.policies import Policy, PolicyError, Reply, Request
+from pipeline.agent import chat
+from pipeline.agent.instructions import instructions_for
+from pipeline.agent.limits import ExitReason
+from pipeline.agent.policies import ContextOverflow, Policy, PolicyError, Reply, Request
+from pipeline.agent.tasks import EpisodeResult
+from pipeline.agent.trace import Sink
 from pipeline.agent.turns import Message, Turn
 from pipeline.errors import ConfigError
 from pipeline.tools.base import ToolSpec
@@ -30,11 +34,8 @@ from pipeline.tools.base import ToolSpec
 Category = Literal["simple", "multiple", "parallel", "irrelevance"]
 Outcome = Literal["right", "wrong", "no_call", "unparseable", "model_error"]
 Numbers = Literal["typed", "value"]
+BATCH = 64  # rows that are asked together
 
-INSTRUCTIONS = (
-    "Call the functions that the request needs, with the arguments it gives. "
-    "If none of the functions fits, or an argument is missing, say so and call nothing."
-)
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
@@ -99,26 +100,38 @@ def ask_rows(
     rows: Sequence[Row],
     policy: Policy,
     *,
-    protocol: str = "chat",
     numbers: Numbers = "typed",
+    tool_choice: str = "auto",
     max_new_tokens: int = 256,
-) -> list[Verdict]:
-    """Ask a policy for one turn per row, all in one batch, and judge the turns."""
-    requests = [
-        Request(
-            messages=(Message("system", INSTRUCTIONS), *row.messages),
-            tools=tool_specs(row),
-            protocol=protocol,
-            max_new_tokens=max_new_tokens,
-            task_id=row.row_id,
-        )
-        for row in rows
-    ]
-    replies = policy.ask(requests)
-    return [
-        _judge_reply(row, reply, protocol, numbers)
-        for row, reply in zip(rows, replies, strict=True)
-    ]
+    on_event: Sink | None = None,
+) -> list[tuple[Verdict, EpisodeResult]]:
+    """Ask a policy for one turn per row, and judge the turns; `on_event` gets one exit per row."""
+    system = Message("system", instructions_for("chat", "bfcl"))
+    asked: list[tuple[Verdict, EpisodeResult]] = []
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        requests = [
+            Request(
+                messages=(system, *row.messages),
+                tools=tool_specs(row),
+                protocol="chat",
+                tool_choice=tool_choice,
+                stop=chat.STOP,
+                max_new_tokens=max_new_tokens,
+                task_id=row.row_id,
+            )
+            for row in batch
+        ]
+        began = time.monotonic()
+        replies = policy.ask(requests)
+        seconds = (time.monotonic() - began) / len(batch)
+        for row, request, reply in zip(batch, requests, replies, strict=True):
+            turn = _read(row, reply)
+            run = _run(request, reply, turn, seconds)
+            asked.append((_verdict(row, reply, turn, numbers), run))
+            if on_event is not None:
+                on_event({"event": "exit", "task_id": row.row_id, "exit_reason": run.exit_reason})
+    return asked
 
 
 def judge(row: Row, turn: Turn, numbers: Numbers = "typed") -> Verdict:
@@ -135,25 +148,58 @@ def judge(row: Row, turn: Turn, numbers: Numbers = "typed") -> Verdict:
     return Verdict(row.row_id, "wrong" if reason else "right", reason is None, reason)
 
 
-def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Count the verdicts: rows, right ones, accuracy with its standard error, outcomes."""
-    count = len(verdicts)
-    right = sum(verdict.right for verdict in verdicts)
-    accuracy = right / count if count else 0.0
-    error = (accuracy * (1 - accuracy) / count) ** 0.5 if count else 0.0
-    outcomes = dict(sorted(Counter(verdict.outcome for verdict in verdicts).items()))
-    return {"n": count, "right": right, "accuracy": accuracy, "stderr": error, "outcomes": outcomes}
+def outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Count the outcomes: right, wrong, no_call, unparseable, model_error."""
+    return dict(sorted(Counter(verdict.outcome for verdict in verdicts).items()))
 
 
-def _judge_reply(row: Row, reply: Reply | PolicyError, protocol: str, numbers: Numbers) -> Verdict:
+def _read(row: Row, reply: Reply | PolicyError) -> Turn:
+    if isinstance(reply, PolicyError):
+        return Turn("")
+    if reply.calls is not None:
+        return chat.from_structured(reply.text, reply.calls)
+    return chat.parse(reply.text, [function["name"] for function in row.functions])
+
+
+def _verdict(row: Row, reply: Reply | PolicyError, turn: Turn, numbers: Numbers) -> Verdict:
     if isinstance(reply, PolicyError):
         return Verdict(row.row_id, "model_error", False, str(reply))
-    if reply.calls is not None:
-        turn = from_structured(reply.text, reply.calls)
-    else:
-        names = [function["name"] for function in row.functions]
-        turn = protocol_named(protocol).parse(reply.text, names)
     return judge(row, turn, numbers)
+
+
+def _run(request: Request, reply: Reply | PolicyError, turn: Turn, seconds: float) -> EpisodeResult:
+    """The turn as a run of one step; no tool was executed in it."""
+    failed = isinstance(reply, PolicyError)
+    written = () if failed else (Message("assistant", turn.text, turn.calls),)
+    read, wrote = (0, 0) if isinstance(reply, PolicyError) else (reply.tokens_in, reply.tokens_out)
+    return EpisodeResult(
+        task_id=request.task_id,
+        question=request.messages[-1].content,
+        heading="Question",
+        protocol="chat",
+        exit_reason=_exit_reason(reply, turn),
+        answer=turn.answer,
+        forced_answer=None,
+        steps=1,
+        tokens_in=read,
+        tokens_out=wrote,
+        context_sent=len(request.messages),
+        calls={},
+        errors={},
+        flags=dict(Counter(turn.flags)),
+        detail=str(reply) if failed else "; ".join(turn.errors) or None,
+        seconds=seconds,
+        messages=(*request.messages, *written),
+        events=(),
+    )
+
+
+def _exit_reason(reply: Reply | PolicyError, turn: Turn) -> ExitReason:
+    if isinstance(reply, PolicyError):
+        return "context_overflow" if isinstance(reply, ContextOverflow) else "model_error"
+    if turn.errors:
+        return "parse_failures"
+    return "finished" if turn.calls or turn.answer is not None else "unexpected_stop"
 
 
 def _mismatch(

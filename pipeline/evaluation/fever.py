@@ -18,10 +18,13 @@ def load_fever(path: Path, limit: int | None = None) -> list[Question]:
     questions = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines[:limit], start=1):
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+            questions.append(Question(str(row["id"]), row["claim"], row["label"], heading="Claim"))
+        except (ValueError, KeyError, TypeError):
+            row = {}
         if row.get("label") not in LABELS or not row.get("claim"):
             raise ConfigError(f"{path}:{number}: a claim with a label of {', '.join(LABELS)}")
-        questions.append(Question(str(row["id"]), row["claim"], row["label"], heading="Claim"))
     return questions
 
 

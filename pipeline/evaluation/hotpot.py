@@ -25,16 +25,15 @@ def load_hotpot(path: Path) -> tuple[list[Question], Encyclopedia]:
 
     Raises ConfigError for a file of another shape.
     """
-    rows = json.loads(path.read_text(encoding="utf-8"))
     pages: dict[str, list[str]] = {}
     questions = []
     try:
-        for row in rows:
+        for row in json.loads(path.read_text(encoding="utf-8")):
             identity = str(row.get("id") or row["_id"])
             questions.append(Question(identity, row["question"], row["answer"]))
             for title, sentences in _paragraphs(row["context"]):
                 pages.setdefault(title, sentences)
-    except (KeyError, TypeError, AttributeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ConfigError(f"{path} is not a HotpotQA distractor file: {problem!r}") from None
     return questions, Encyclopedia(pages)
 

@@ -7,10 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from pipeline import cli
-from pipeline.agent import command
-from pipeline.agent.policies import PolicyError, ScriptedPolicy
-from pipeline.agent.turns import Call, Turn
-from pipeline.evaluation.bfcl import Row, ask_rows, judge, load_rows, summary, tool_specs
+from pipeline.agent import evaluate
+from pipeline.agent.policies import ContextOverflow, PolicyError, Reply, ScriptedPolicy
+from pipeline.agent.turns import Call, Message, Turn
+from pipeline.evaluation.bfcl import Row, ask_rows, judge, load_rows, outcomes, tool_specs
 
 PROPERTIES = {
     "city": {"type": "string"},
@@ -140,6 +140,10 @@ def perfect_calls(row):
     return "".join(f"<tool_call>{json.dumps(c)}</tool_call>" for c in reversed(written))
 
 
+def verdicts_of(rows, policy):
+    return [verdict for verdict, _ in ask_rows(rows, policy)]
+
+
 FILES = {
     "simple": (
         "bfcl_v4_simple_python_first200.jsonl",
@@ -155,14 +159,14 @@ def test_real_rows_a_perfect_model_is_right_and_a_silent_one_is_not(category, sh
     questions, answers = map(shared_data, FILES[category])
     rows = load_rows(questions, answers, category)
     turns = {row.row_id: perfect_calls(row) for row in rows}
-    verdicts = ask_rows(rows, ScriptedPolicy(lambda request: turns[request.task_id]))
+    verdicts = verdicts_of(rows, ScriptedPolicy(lambda request: turns[request.task_id]))
     assert [v for v in verdicts if not v.right] == []
-    silent = ask_rows(rows, ScriptedPolicy(lambda request: "No."))
-    assert summary(silent)["outcomes"] == {"no_call": len(rows)}
+    silent = verdicts_of(rows, ScriptedPolicy(lambda request: "No."))
+    assert outcomes(silent) == {"no_call": len(rows)}
     ids = [row.row_id for row in rows]
     shifted = {one: turns[other] for one, other in zip(ids, ids[1:] + ids[:1], strict=True)}
-    wrong = ask_rows(rows, ScriptedPolicy(lambda request: shifted[request.task_id]))
-    assert summary(wrong)["right"] == 0
+    wrong = verdicts_of(rows, ScriptedPolicy(lambda request: shifted[request.task_id]))
+    assert not any(verdict.right for verdict in wrong)
 
 
 def test_real_irrelevance_and_schemas(shared_data):
@@ -173,14 +177,9 @@ def test_real_irrelevance_and_schemas(shared_data):
             Draft202012Validator.check_schema(spec.parameters)
             assert '"dict"' not in json.dumps(spec.parameters)
     assert rows == before
-    verdicts = ask_rows(rows, ScriptedPolicy(lambda request: "None fits."))
-    assert summary(verdicts) == {
-        "n": 120,
-        "right": 120,
-        "accuracy": 1.0,
-        "stderr": 0.0,
-        "outcomes": {"no_call": 120},
-    }
+    verdicts = verdicts_of(rows, ScriptedPolicy(lambda request: "None fits."))
+    assert all(verdict.right for verdict in verdicts)
+    assert outcomes(verdicts) == {"no_call": 120}
 
 
 def test_an_endpoint_that_is_down_is_no_silence():
@@ -188,21 +187,48 @@ def test_an_endpoint_that_is_down_is_no_silence():
         def ask(self, requests):
             return [PolicyError("down") for _ in requests]
 
-    irrelevant = Row("r", "irrelevance", (), (FUNCTION,), ())
-    (verdict,) = ask_rows([irrelevant], Down())
+    irrelevant = Row("r", "irrelevance", (Message("user", "q"),), (FUNCTION,), ())
+    ((verdict, run),) = ask_rows([irrelevant], Down())
     assert (verdict.outcome, verdict.right) == ("model_error", False)
+    assert (run.exit_reason, run.detail) == ("model_error", "down")
 
 
-def bfcl(tmp_path, monkeypatch, lines, *options):
-    """Run the command with a model that writes one right call, whatever it is asked."""
-    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
-    questions.write_text(lines)
-    answers.write_text('{"id": "s0", "ground_truth": [{"area": {"base": [10], "height": [5]}}]}\n')
-    turn = '<tool_call>{"name": "area", "arguments": {"base": 10, "height": 5}}</tool_call>'
-    monkeypatch.setattr(command, "make_policy", lambda *given: ScriptedPolicy(lambda r: turn))
-    return cli.main(
-        ["agent", "bfcl", "m", str(questions), "--answers", str(answers), "--json", *options]
-    )
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply('<tool_call>{"name": "x", "arguments": {}}</tool_call>'), "finished"),
+        (Reply("None fits."), "finished"),
+        (Reply("<tool_call>{nothing"), "parse_failures"),
+        (Reply("", calls=()), "unexpected_stop"),
+        (PolicyError("down"), "model_error"),
+        (ContextOverflow("long"), "context_overflow"),
+    ],
+)
+def test_a_turn_is_a_run_of_one_step(reply, reason):
+    class Policy:
+        def ask(self, requests):
+            return [reply for _ in requests]
+
+    ends = []
+    row = Row("r", "simple", (Message("system", "be brief"), Message("user", "q")), (FUNCTION,), ())
+    ((_, run),) = ask_rows([row], Policy(), on_event=ends.append)
+    assert (run.exit_reason, run.steps, run.calls, run.question) == (reason, 1, {}, "q")
+    assert [event["exit_reason"] for event in ends] == [reason]
+    assert [m.role for m in run.messages[:3]] == ["system", "system", "user"]
+
+
+def test_more_rows_than_a_batch_are_all_asked_in_order():
+    sizes = []
+
+    class Policy:
+        def ask(self, requests):
+            sizes.append(len(requests))
+            return [Reply(f"answer to {request.task_id}") for request in requests]
+
+    rows = [Row(str(n), "irrelevance", (Message("user", "q"),), (FUNCTION,), ()) for n in range(70)]
+    asked = ask_rows(rows, Policy())
+    assert sizes == [64, 6]
+    assert [run.answer for _, run in asked] == [f"answer to {n}" for n in range(70)]
 
 
 TRIANGLE = {
@@ -220,17 +246,67 @@ TRIANGLE = {
         }
     ],
 }
+CALL = '<tool_call>{"name": "area", "arguments": {"base": %s, "height": 5}}</tool_call>'
+
+ROWS = json.dumps(TRIANGLE)
 
 
-def test_the_command_asks_and_judges(tmp_path, monkeypatch, capsys):
-    assert bfcl(tmp_path, monkeypatch, json.dumps(TRIANGLE), "--category", "simple") == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["n"], document["right"], document["outcomes"]) == (1, 1, {"right": 1})
-    assert document["rows"][0]["row_id"] == "s0"
+@pytest.fixture
+def bfcl(tmp_path, monkeypatch):
+    """Runs the command with a model that writes one call, whatever it is asked."""
+
+    def run(*options, base="10", rows=ROWS):
+        questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+        questions.write_text(rows + "\n")
+        answers.write_text(
+            '{"id": "s0", "ground_truth": [{"area": {"base": [10], "height": [5]}}]}\n'
+        )
+        policy = ScriptedPolicy(lambda request: CALL % base)
+        monkeypatch.setattr(evaluate, "make_policy", lambda *given: policy)
+        command = ["agent", "evaluate", "m", "--benchmarks", "bfcl", "--bfcl-file", str(questions)]
+        own = [str(answers) if option == "ANSWERS" else option for option in options]
+        return cli.main([*command, *own])
+
+    return run
 
 
-def test_the_command_refuses_other_files(tmp_path, monkeypatch, capsys):
-    assert bfcl(tmp_path, monkeypatch, '{"id": "s0"}\n', "--category", "simple") == 2
+ANSWERED = ("--bfcl-answers", "ANSWERS", "--bfcl-category", "simple")
+
+
+def test_the_command_asks_and_judges(bfcl, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    assert bfcl(*ANSWERED, "--strategies", "act,react", "--json", "--trace", str(trace)) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["benchmark"], row["strategy"], row["n"], row["right"]) == ("bfcl", "one_turn", 1, 1)
+    assert (row["outcomes"], row["exit_reasons"]) == ({"right": 1}, {"finished": 1})
+    (run,) = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert (run["benchmark"], run["right"], run["outcome"]) == ("bfcl", True, "right")
+    assert run["run"]["messages"][-1]["calls"][0]["arguments"] == {"base": 10, "height": 5}
+    assert bfcl(*ANSWERED) == 0
+    assert "1 right" in capsys.readouterr().out
+
+
+def test_numbers_are_typed_or_compared_by_value(bfcl, capsys):
+    for numbers, outcome in (("typed", "wrong"), ("value", "right")):
+        assert bfcl(*ANSWERED, "--bfcl-numbers", numbers, "--json", base="10.0") == 0
+        assert json.loads(capsys.readouterr().out)[0]["outcomes"] == {outcome: 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--bfcl-category = None"),
+        (("--bfcl-category", "simple"), "--bfcl-answers = None"),
+        (("--bfcl-category", "simple", "--bfcl-answers", "no.jsonl"), "'no.jsonl'"),
+        (("--bfcl-answers", "ANSWERS", "--bfcl-category", "irrelevance"), "allowed is none"),
+        (("--bfcl-category", "irrelevance", "--tool-choice", "required"), "allowed is auto"),
+    ],
+)
+def test_the_command_refuses_what_does_not_go_together(bfcl, capsys, options, said):
+    assert bfcl(*options) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_refuses_other_files(bfcl, capsys):
+    assert bfcl(*ANSWERED, rows='{"id": "s0"}') == 2
     assert "questions.jsonl and" in capsys.readouterr().err
-    assert bfcl(tmp_path, monkeypatch, json.dumps(TRIANGLE), "--category", "irrelevance") == 2
-    assert "all categories but irrelevance" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TypeVar
 
 from pipeline.agent.environments.functions import FunctionTool
@@ -18,7 +19,7 @@ PAPERS = {"attention is all you need": 2017, "gpt-3": 2020, "react": 2022}
 STOCK = {"SKU-11": {"stock": 4, "threshold": 10, "incoming": 20}}
 
 
-def library_tools() -> list[Tool]:
+def library_tools(owned: Mapping[str, int] = OWNED, lent: Mapping[str, int] = LENT) -> list[Tool]:
     """Tools of the library desk: catalogo, prestiti, calc."""
 
     def catalogo(titolo: str) -> str:
@@ -27,7 +28,7 @@ def library_tools() -> list[Tool]:
         Args:
             titolo: The exact title.
         """
-        return str(_look_up(OWNED, titolo, "title"))
+        return str(_look_up(owned, titolo, "title"))
 
     def prestiti(titolo: str) -> str:
         """Says how many copies of a title are lent out.
@@ -35,7 +36,7 @@ def library_tools() -> list[Tool]:
         Args:
             titolo: The exact title.
         """
-        return str(_look_up(LENT, titolo, "title"))
+        return str(_look_up(lent, titolo, "title"))
 
     return [FunctionTool(catalogo), FunctionTool(prestiti), calc_tool()]
 
@@ -54,7 +55,7 @@ def paper_tools() -> list[Tool]:
     return [FunctionTool(search), calc_tool()]
 
 
-def stock_tools() -> list[Tool]:
+def stock_tools(rows: Mapping[str, Mapping[str, int]] = STOCK) -> list[Tool]:
     """Tools of the stock desk: stock, incoming."""
 
     def stock(sku: str) -> str:
@@ -63,7 +64,7 @@ def stock_tools() -> list[Tool]:
         Args:
             sku: The article, for example SKU-11.
         """
-        row = _look_up(STOCK, sku, "article")
+        row = _look_up(rows, sku, "article")
         return json.dumps({"stock": row["stock"], "threshold": row["threshold"]})
 
     def incoming(sku: str) -> str:
@@ -72,7 +73,7 @@ def stock_tools() -> list[Tool]:
         Args:
             sku: The article, for example SKU-11.
         """
-        return json.dumps({"incoming": _look_up(STOCK, sku, "article")["incoming"]})
+        return json.dumps({"incoming": _look_up(rows, sku, "article")["incoming"]})
 
     return [FunctionTool(stock), FunctionTool(incoming)]
 
@@ -105,7 +106,7 @@ def calc_tool() -> Tool:
     return FunctionTool(calc)
 
 
-def _look_up(table: dict[str, Value], key: str, what: str) -> Value:
+def _look_up(table: Mapping[str, Value], key: str, what: str) -> Value:
     if key.strip() not in table:
         known = "; ".join(table)
         raise ToolError("no_result", f"no {what} {key[:80]!r}. Known: {known}")
