@@ -82,7 +82,7 @@ def add_evaluate(evaluate: argparse.ArgumentParser) -> None:
         "--benchmarks",
         default="arithmetic",
         metavar="A,B",
-        help="arithmetic (default), hotpot, fever, library, stock, grid, bfcl; bfcl is one turn "
+        help="arithmetic, hotpot, fever, library, stock, grid, bfcl; bfcl is one turn "
         "per row, whatever the strategies",
     )
     evaluate.add_argument(
@@ -95,7 +95,7 @@ def add_evaluate(evaluate: argparse.ArgumentParser) -> None:
         help="how the strategies with calls write them (bfcl: always chat)",
     )
     evaluate.add_argument(
-        "--limit", type=positive, default=20, metavar="N", help="questions per benchmark (20)"
+        "--limit", type=positive, default=20, metavar="N", help="questions per benchmark"
     )
     evaluate.add_argument(
         "--constrain", action="store_true", help="calls cannot be malformed (a local model only)"
@@ -106,12 +106,13 @@ def add_evaluate(evaluate: argparse.ArgumentParser) -> None:
         default="auto",
         help="required: the first turn has to call a tool",
     )
+    _add_inline_calls(evaluate)
     files = evaluate.add_argument_group("files of the benchmarks")
     files.add_argument(
         "--questions",
         default="data/questions/*.jsonl",
         metavar="GLOB",
-        help="arithmetic: files with questions of this kind (default: the bundled ones)",
+        help="arithmetic: files with questions of this kind",
     )
     files.add_argument(
         "--hotpot-file", metavar="FILE", help="a HotpotQA distractor file; fever reads its pages"
@@ -130,7 +131,7 @@ def add_evaluate(evaluate: argparse.ArgumentParser) -> None:
         "--bfcl-numbers",
         choices=("typed", "value"),
         default="typed",
-        help="typed (default): 5 where a float is wanted, never 5.0 where an integer is; "
+        help="typed: 5 where a float is wanted, never 5.0 where an integer is; "
         "value: numbers are compared by value",
     )
     evaluate.add_argument(
@@ -139,6 +140,15 @@ def add_evaluate(evaluate: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write every run with its verdict as JSONL, as in 08-evaluation/agent-traces.jsonl "
         "(the right ones are training text: augment --from-traces FILE)",
+    )
+
+
+def _add_inline_calls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--inline-calls",
+        action="store_true",
+        help="also answer Toolformer calls, [Tool(arguments) ->, inside the thoughts of react "
+        "(for a model that callsieve tuned)",
     )
 
 
@@ -172,12 +182,7 @@ def add_limits(run: argparse.ArgumentParser) -> None:
         "that holds a JSON Schema, or a /REGULAR EXPRESSION/ for all of it. An answer of another "
         "form goes back to the model; with --constrain it is forced (not in inline)",
     )
-    run.add_argument(
-        "--inline-calls",
-        action="store_true",
-        help="also answer Toolformer calls, [Tool(arguments) ->, inside the thoughts of react "
-        "(for a model that callsieve tuned)",
-    )
+    _add_inline_calls(run)
     run.add_argument(
         "--constrain",
         action="store_true",

@@ -25,6 +25,7 @@ import yaml
 from pipeline.config import Config, parse_config, to_dict
 from pipeline.context import Context, closing_resources
 from pipeline.errors import ConfigError, WorkError
+from pipeline.evaluation.agent_settings import check_agents
 from pipeline.fingerprints import fingerprints
 from pipeline.lm.prompts import load_prompt
 from pipeline.manifest import has_settings, working_folder, write_settings
@@ -300,6 +301,8 @@ def run(
     Where everything is done nothing has to be written: a finished run can lie in a read-only place.
     """
     check(config)
+    if config.evaluate.agents is not None:
+        check_agents(config.evaluate.agents)
     todo = plan(config, folder, first, last)
     device = _device(config, todo)
     _announce(todo, folder, say)

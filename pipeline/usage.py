@@ -45,8 +45,9 @@ and runs of ours and of a baseline take turns. Above 1x ours is faster.
   ingest  the stage against datasets.load_dataset with the same cuts in a map (2,000 documents)
   sample  calls over shared keys against `generate` and `generate_batch` (4 texts)
   score   the losses of candidate calls against three passes for each, unbatched and in a padded
-          batch with all logits, and against a bare forward pass (1 text)
-  train   packed fine-tuning against transformers.Trainer with padded batches (steps of 4 texts)
+          batch with all logits, and against a bare forward pass (8 texts)
+  train   packed fine-tuning against transformers.Trainer with padded batches, in bf16 and fp32
+          where the CPU has both (8 steps of 4 texts)
   agent   episodes that step together against one after the other (32 episodes, 32 tokens a turn)"""
 
 

@@ -752,6 +752,10 @@ def test_bad_settings_are_refused_before_anything_is_written(
         ({"prompts": str(tmp_path)}, r"for the tool Calculator(.|\n)*for the tool Calendar"),
         ({"model__device": "cuda:x"}, "`model.device` = 'cuda:x'"),
         ({"model__path": str(tmp_path / "nowhere")}, "no such folder"),
+        (
+            {"evaluate__agents": {"benchmarks": ["hotpot"], "hotpot_file": "nowhere.json"}},
+            "`evaluate.agents.hotpot_file` = 'nowhere.json'",
+        ),
     ):
         with pytest.raises(ConfigError, match=part):
             run(changed(raw, **changes), RunFolder(tmp_path / "run"))

@@ -17,7 +17,8 @@ from pipeline.config import AgentLoop, parse_config
 from pipeline.context import Context
 from pipeline.errors import ConfigError, WorkError
 from pipeline.evaluation import agent_arms
-from pipeline.evaluation.agent_arms import check_agents, run_agents
+from pipeline.evaluation.agent_arms import run_agents
+from pipeline.evaluation.agent_settings import check_agents
 from pipeline.evaluation.agents import Arm, arithmetic_benchmark, compare_agents
 from pipeline.evaluation.questions import Question as TextQuestion
 from pipeline.lm.tokens import open_token

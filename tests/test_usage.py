@@ -26,8 +26,6 @@ ALL = {parser.prog.removeprefix("callsieve").strip(): parser for parser in comma
 
 @pytest.mark.parametrize("command", sorted(ALL))
 def test_every_option_is_explained_with_its_default(command: str) -> None:
-    if command.startswith("agent"):
-        pytest.skip("explained in pipeline/agent/verbs.py")
     written = " ".join(ALL[command].format_help().split())
     for action in ALL[command]._actions:
         if isinstance(action, argparse._SubParsersAction):

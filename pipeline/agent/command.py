@@ -87,8 +87,7 @@ def answer_question(
         raise ConfigError(f"the question is {question!r}; allowed: a text that is not empty")
     if strategy_named(strategy).kind == "trials":
         raise ConfigError(f"strategy {strategy} needs the right answers: use callsieve evaluate")
-    if inline_calls and protocol != "react":
-        raise ConfigError(f"--inline-calls with --protocol {protocol}; allowed: react")
+    check_inline_calls(inline_calls, protocol)
     settings = Settings(
         protocol=protocol,
         limits=limits or Limits(),
@@ -137,6 +136,12 @@ def answer_form(text: str) -> OutputForm:
     if not isinstance(schema, dict):
         raise ConfigError(f"--answer {text}: a JSON Schema is an object, not {schema!r}")
     return OutputForm(schema=schema)
+
+
+def check_inline_calls(inline_calls: bool, protocol: str) -> None:
+    """Refuse `--inline-calls` where a turn has no thoughts that could hold them."""
+    if inline_calls and protocol != "react":
+        raise ConfigError(f"--inline-calls with --protocol {protocol}; allowed: react")
 
 
 def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:

@@ -12,14 +12,15 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from pipeline.agent.command import is_address, make_policy
+from pipeline.agent.command import check_inline_calls, is_address, make_policy
 from pipeline.agent.scores import print_scores
 from pipeline.agent.tasks import Settings
 from pipeline.agent.trace import Event, TraceFile
 from pipeline.arguments import print_json
 from pipeline.config import AgentBenchmark, AgentLoop
 from pipeline.errors import ConfigError, WorkError
-from pipeline.evaluation.agent_arms import benchmark_named, check_agents
+from pipeline.evaluation.agent_arms import benchmark_named
+from pipeline.evaluation.agent_settings import check_agents
 from pipeline.evaluation.agents import Arm, Benchmark, FunctionCalls, compare_agents
 from pipeline.evaluation.questions import Question, load_questions
 from pipeline.paths import find_all
@@ -34,12 +35,19 @@ def evaluate_model(args: argparse.Namespace) -> None:
     """
     settings = read_settings(args)
     check_agents(settings, _option)
+    check_inline_calls(args.inline_calls, settings.protocol)
     benchmarks = _benchmarks(settings, args.questions)
     policy = make_policy(args.model, settings.protocol, settings.constrain)
     prefixes = not is_address(args.model)
     loop = Settings(settings.protocol, prefixes=prefixes, tool_choice=settings.tool_choice)
     with TraceFile(args.trace) if args.trace else nullcontext() as trace:
-        rows = _rows({args.model: Arm(policy)}, benchmarks, settings.strategies, loop, trace)
+        rows = _rows(
+            {args.model: Arm(policy, args.inline_calls)},
+            benchmarks,
+            settings.strategies,
+            loop,
+            trace,
+        )
     if args.json:
         print_json(rows)
     else:

@@ -1,4 +1,4 @@
-"""The table of `callsieve agent evaluate`: scores, cost, why runs ended, tools, where to look."""
+"""The table of models in the agent loop: scores, cost, why runs ended, tools, where to look."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from rich.text import Text
 from pipeline.agent.trace import printable
 
 Row = Mapping[str, Any]
+LABELS = ("benchmark", "strategy")
 
 
-def print_scores(rows: Sequence[Row], console: Console) -> None:
-    """Print the rows of `evaluation.agents.compare_agents` for one arm."""
+def print_scores(rows: Sequence[Row], console: Console, labels: Sequence[str] = LABELS) -> None:
+    """Print the rows of `evaluation.agents.compare_agents`; `labels` say which columns name one."""
     table = Table(box=None)
-    for title in ("benchmark", "strategy"):
+    for title in labels:
         table.add_column(title)
     for title in ("n", "% right", "steps", "tokens"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("ended by")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(row)))
+        cells = [*(str(row[label]) for label in labels), *_cells(row)]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
     for row in rows:
-        name = f"{row['benchmark']} {row['strategy']}"
+        name = " ".join(str(row[label]) for label in labels)
         if tools := _tools(row):
             console.print(Text(printable(f"{name}: {tools}")))
         for sentence in row["diagnosis"]:
@@ -37,8 +39,6 @@ def _cells(row: Row) -> list[str]:
     """One line; of function calls the outcomes are told, not why their one turn ended."""
     reasons = row.get("outcomes", row["exit_reasons"])
     return [
-        row["benchmark"],
-        row["strategy"],
         str(row["n"]),
         f"{100 * row['accuracy']:.1f} ± {100 * row['standard_error']:.1f}",
         f"{row['steps_per_question']:.1f}",

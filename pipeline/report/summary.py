@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.agent.scores import LABELS, print_scores
 from pipeline.report.arms import arms_table
 from pipeline.report.funnel import build_funnel
 from pipeline.report.rows import show_rows
@@ -72,26 +73,5 @@ def print_arms(results: Mapping[str, Any], console: Console | None = None) -> No
                 f"points (p = {item['p_value']:.2g}, paired)"
             )
     if results.get("agents"):
-        print_agents(results["agents"], console)
-
-
-def print_agents(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the arms in the agent loop: scores, cost, why runs ended, and where to look."""
-    table = Table(title=Text("in the agent loop", style="bold"), title_justify="left", box=None)
-    for title in ("arm", "benchmark", "strategy"):
-        table.add_column(title)
-    for title in ("% right", "steps", "tokens", "ended by"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        reasons = ", ".join(f"{n} {why}" for why, n in row["exit_reasons"].items())
-        table.add_row(
-            *(Text(plain(str(row[key]))) for key in ("arm", "benchmark", "strategy")),
-            f"{100 * row['accuracy']:.1f} ± {100 * row['standard_error']:.1f}",
-            f"{row['steps_per_question']:.1f}",
-            f"{row['tokens_per_question']:.0f}",
-            Text(plain(reasons)),
-        )
-    console.print(table)
-    for row in rows:
-        for sentence in row["diagnosis"]:
-            console.print(Text(plain(f"{row['arm']}, {row['strategy']}: {sentence}"), style="dim"))
+        console.print(Text("in the agent loop", style="bold"))
+        print_scores(results["agents"], console, ("arm", *LABELS))

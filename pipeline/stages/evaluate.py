@@ -25,7 +25,7 @@ from pipeline.agent.transcripts import write_runs
 from pipeline.config import Config, Model
 from pipeline.context import Context
 from pipeline.errors import WorkError
-from pipeline.evaluation.agent_arms import check_agents, run_agents
+from pipeline.evaluation.agent_arms import run_agents
 from pipeline.evaluation.live import live_calls
 from pipeline.evaluation.metrics import is_correct
 from pipeline.evaluation.questions import KINDS, Question, load_questions, spread
@@ -50,8 +50,6 @@ def run(context: Context) -> None:
     """
     began = time.monotonic()
     config, folder = context.config, context.folder
-    if config.evaluate.agents is not None:
-        check_agents(config.evaluate.agents)
     questions = load_questions(config.evaluate.questions, config.evaluate.limit)
     texts = held_out_texts(folder, config.evaluate.held_out_documents)
     work = folder.stage("evaluate") / ".arms"

@@ -15,7 +15,8 @@ from pipeline.agent.transcripts import documents_from_runs
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
 from pipeline.evaluation import agent_arms
-from pipeline.evaluation.agent_arms import check_agents, run_agents
+from pipeline.evaluation.agent_arms import run_agents
+from pipeline.evaluation.agent_settings import check_agents
 from pipeline.evaluation.agents import Arm, compare_agents, library_benchmark
 from pipeline.report.traces import read_trace
 
