@@ -28,6 +28,7 @@ class Context:
     fingerprint: str
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     resources: dict[str, Any] = field(default_factory=dict)  # the model, the executor: made once
+    part: str = ""  # which shard of how many, for the bars
 
     def count(self, tool: str, what: str, n: int = 1) -> None:
         """Count `n` things that happened for a tool (`*` = for all of them)."""
@@ -67,7 +68,7 @@ class Context:
 
     def progress(self, total: int | None, unit: str) -> tqdm[Any] | Lines:
         """A progress bar on stderr, with counts; some plain lines when that is no terminal."""
-        return progress(total, unit, self.stage)
+        return progress(total, unit, f"{self.stage}{self.part}")
 
 
 @contextmanager

@@ -40,15 +40,21 @@ def counted(items: Iterable[Item], unit: str, about: str) -> Iterator[Item]:
             bar.update()
 
 
+def line_written() -> None:
+    """Another line was written to the log: the next one of a bar has time."""
+    Lines._written = time.monotonic()
+
+
 class Lines:
     """What a bar of tqdm can do, as far as it is used here, in whole lines."""
 
-    _written = 0.0  # when the last line of any bar was
+    _written = 0.0  # when the last line of any bar was, or when the first bar began
 
     def __init__(self, total: int | None, unit: str, about: str) -> None:
         self.n, self.total = 0, total
         self._unit, self._about, self._more = unit, about, ""
         self._began = time.monotonic()
+        Lines._written = Lines._written or self._began
         self._told: int | None = None  # the last count that was written
 
     def __enter__(self) -> Lines:
@@ -76,7 +82,7 @@ class Lines:
 
     def refresh(self) -> None:
         """Write a line when it is time for one."""
-        if time.monotonic() - max(self._began, Lines._written) >= EVERY_S:
+        if time.monotonic() - Lines._written >= EVERY_S:
             self._write()
 
     def _write(self) -> None:

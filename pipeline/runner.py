@@ -29,6 +29,7 @@ from pipeline.evaluation.agent_settings import check_agents
 from pipeline.fingerprints import fingerprints
 from pipeline.lm.prompts import load_prompt
 from pipeline.manifest import has_settings, working_folder, write_settings
+from pipeline.progress import line_written
 from pipeline.records import (
     Candidate,
     Document,
@@ -167,6 +168,7 @@ def _each_shard(
             continue
         began = time.monotonic()
         context.take_counts()
+        context.part = f" {index + 1}/{config.shards}" if config.shards > 1 else ""
         table = to_table(one(index), record)
         marker = {
             "fingerprint": context.fingerprint,
@@ -176,6 +178,7 @@ def _each_shard(
         }
         folder.write_part(stage, index, config.shards, table, marker)
         folder.log("shard", stage=stage, shard=index, rows=table.num_rows, **_brief(marker))
+    context.part = ""
 
 
 def _brief(marker: dict[str, Any]) -> dict[str, Any]:
@@ -340,6 +343,7 @@ def _do(
                 _need_all(context, "execute", wanted["execute"])
             began = time.monotonic()
             say(f"{name} ...")
+            line_written()
             work(context, shards)
             seconds = time.monotonic() - began
             funnel = build_funnel(folder)

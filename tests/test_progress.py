@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,11 @@ import yaml
 from tqdm import tqdm
 
 from pipeline import progress as module
-from pipeline.progress import Lines, counted, progress
+from pipeline import runner
+from pipeline.context import Context
+from pipeline.progress import Lines, counted, line_written, progress
+from pipeline.records import Candidate
+from pipeline.shards import RunFolder
 
 
 class Clock:
@@ -60,6 +66,18 @@ def test_short_bars_share_the_lines_of_a_log(
     assert capsys.readouterr().err == "execute: 1 calls in 25 s\n" * 10
 
 
+def test_many_bars_that_are_short_are_told_of_too(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(8):
+        work(clock, seconds=5, n=3)  # 15 s each: every other one stands in the log
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["execute: 1 calls in 5 s", "execute: 3 calls in 15 s"] * 4
+    line_written()  # as a stage does when it begins
+    work(clock, seconds=5, n=3)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_line_tells_what_a_bar_would(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     bar = progress(None, "steps", "finetune")
     bar.set_description("finetune tuned")
@@ -80,6 +98,21 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress(3, "calls", "execute") as bar:
         assert isinstance(bar, tqdm)
+
+
+def test_a_bar_names_its_shard(inputs: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(tiny.make_config(inputs), shards=3)
+    context = Context(config, RunFolder(tmp_path), "sample", "print")
+    named = []
+
+    def one(index: int) -> Iterator[Candidate]:
+        with context.progress(1, "documents") as bar:
+            assert isinstance(bar, Lines)
+            named.append(bar._about)
+        yield from ()
+
+    runner._each_shard(context, (0, 1), Candidate, one)
+    assert named == ["sample 1/3", "sample 2/3", "sample 3/3"]
 
 
 def test_the_log_of_a_run_holds_whole_lines(inputs: Path, tmp_path: Path) -> None:
