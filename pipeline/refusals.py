@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -240,7 +241,6 @@ def _has_default(own: dataclasses.Field[Any]) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True

@@ -140,6 +140,10 @@ def test_refusals(raw: dict[str, Any], path: str, value: Any, parts: list[str]) 
         assert part in message, message
 
 
+def test_what_is_no_number_is_not_told_to_lose_its_quotes(raw: dict[str, Any]) -> None:
+    assert "quotes" not in refusal(put(raw, "select.tau_f", "nan"))
+
+
 @pytest.mark.parametrize("path", ["select.tau_f", "select.per_tool.Calculator"])
 @pytest.mark.parametrize(
     ("value", "said"),

@@ -109,6 +109,7 @@ def test_perplexity_and_its_error() -> None:
     samples = [math.exp(2), math.exp(3), math.exp(80 / 30), math.exp(80 / 30)]
     assert error == pytest.approx(np.std(samples), rel=0.05)
     assert perplexity_of([20.0, 60.0], [10, 20]) == (value, error)
+    assert perplexity_of([20.0], [10]) == (pytest.approx(math.exp(2)), None)
 
 
 def test_paired_comparison() -> None:

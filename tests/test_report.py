@@ -509,6 +509,12 @@ def test_export_refuses_unknown_formats_and_runs_without_data_set(tmp_path: Path
         export_run(folder, "jsonl")
 
 
+def test_export_refuses_a_folder_as_its_file(tmp_path: Path) -> None:
+    folder = augmented_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is a folder; allowed: the file to write"):
+        export_run(folder, "jsonl", tmp_path)
+
+
 def test_diff_shows_calls_kept_by_one_run_only_and_settings(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a")
     b = make_run(tmp_path / "b", select={"tau_f": 0.7, "per_tool": {"Calendar": 0.8}})

@@ -16,6 +16,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from pipeline.errors import ConfigError
+
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
@@ -24,6 +26,8 @@ class TraceFile:
     """Writes events as JSON lines; a context manager."""
 
     def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            raise ConfigError(f"--trace {path}: is a folder; allowed: the file to write")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = path.open("w", encoding="utf-8")
 

@@ -10,6 +10,7 @@ figures mean nothing).
 from __future__ import annotations
 
 import logging
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -34,6 +35,8 @@ def run_bench(
         if value is not None and value < 1:
             raise ConfigError(f"--{option} {value}: give at least 1")
     module = import_module(f"pipeline.bench.{name}")
+    if model == "tiny":
+        print("tiny is a toy: its rates say nothing about a real model's", file=sys.stderr)
     _quieten()
     found: dict[str, Any] = module.run(model, pairs, documents, tokens)
     return found

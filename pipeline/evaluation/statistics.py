@@ -14,12 +14,15 @@ def binomial_error(correct: int, n: int) -> float:
     return math.sqrt(correct * (n - correct) / n**3) if n else 0.0
 
 
-def perplexity_of(losses: Sequence[float], tokens: Sequence[int]) -> tuple[float, float]:
+def perplexity_of(losses: Sequence[float], tokens: Sequence[int]) -> tuple[float, float | None]:
     """Perplexity over documents (summed loss in nats and tokens of each) and its standard error.
 
-    The error is a bootstrap over documents, 1,000 draws from a fixed seed.
+    The error is a bootstrap over documents, 1,000 draws from a fixed seed; of one document there is
+    none.
     """
     loss, count = np.asarray(losses), np.asarray(tokens)
+    if len(loss) < 2:
+        return float(np.exp(loss.sum() / count.sum())), None
     draws = np.random.default_rng(0).integers(0, len(loss), (1000, len(loss)))
     samples = np.exp(loss[draws].sum(1) / count[draws].sum(1))
     return float(np.exp(loss.sum() / count.sum())), float(samples.std(ddof=1))

@@ -38,6 +38,8 @@ def export_run(folder: RunFolder, form: str, output: Path | None = None) -> Path
         raise ConfigError(f"--format {form}: allowed are {', '.join(FORMATS)}")
     table = dataset_table(folder)
     path = output or folder.path / FORMATS[form]
+    if path.is_dir():
+        raise ConfigError(f"-o {path}: is a folder; allowed: the file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

@@ -609,6 +609,8 @@ def test_batched_and_single_runs_give_the_same_traces():
 
 def test_trace_file_has_every_event_in_order(tmp_path):
     path = tmp_path / "deep" / "trace.jsonl"
+    with pytest.raises(ConfigError, match=r"--trace .*is a folder"):
+        TraceFile(tmp_path)
     with TraceFile(path) as trace:
         result = run_episode(
             Task("però?"),
