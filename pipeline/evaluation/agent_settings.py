@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from pipeline.agent.strategies import STRATEGIES
 from pipeline.config import AgentLoop
 from pipeline.errors import ConfigError
+from pipeline.evaluation.bfcl import Category
 from pipeline.paths import find
 
 FILES = ("hotpot_file", "fever_file", "bfcl_file", "bfcl_answers")
+WANTED = {
+    "hotpot_file": "a HotpotQA distractor file, a JSON list",
+    "fever_file": "claims with their labels, JSONL",
+    "bfcl_file": "rows of the leaderboard, JSONL",
+    "bfcl_answers": "the answers to the rows, JSONL",
+    "bfcl_category": f"one of {', '.join(get_args(Category))}",
+}
 
 
 def _in_configuration(key: str) -> str:
@@ -34,12 +43,18 @@ def check_agents(settings: AgentLoop, named: Callable[[str], str] = _in_configur
             )
     for benchmark in settings.benchmarks:
         for key in _needed(benchmark, settings):
-            value = getattr(settings, key)
-            if value is None or (key in FILES and not find(value).is_file()):
-                what = "this file" if key in FILES else "it (simple, multiple, ...)"
-                raise ConfigError(f"{named(key)} = {value!r}: {benchmark} needs {what}")
+            _check_given(key, getattr(settings, key), benchmark, named)
     if "bfcl" in settings.benchmarks and settings.bfcl_category == "irrelevance":
         _check_irrelevance(settings, named)
+
+
+def _check_given(key: str, value: str | None, benchmark: str, named: Callable[[str], str]) -> None:
+    """Refuse a key of a benchmark that is not given, and a file that is not there."""
+    if value is None:
+        raise ConfigError(f"{named(key)} is missing: {benchmark} needs {WANTED[key]}")
+    if key in FILES and not find(value).is_file():
+        problem = "a folder; wanted is a file" if find(value).is_dir() else "no such file"
+        raise ConfigError(f"{named(key)} = {value!r}: {problem}")
 
 
 def _fits(strategy: str, protocol: str) -> bool:

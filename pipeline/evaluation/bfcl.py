@@ -12,7 +12,6 @@ boolean is not a number, a number in quotes is not a number, and equality is exa
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from pipeline.agent.tasks import EpisodeResult
 from pipeline.agent.trace import Sink
 from pipeline.agent.turns import Message, Turn
 from pipeline.errors import ConfigError
+from pipeline.evaluation.bfcl_rows import read_answers, read_rows
 from pipeline.tools.base import ToolSpec
 
 Category = Literal["simple", "multiple", "parallel", "irrelevance"]
@@ -64,28 +64,21 @@ class Verdict:
 def load_rows(questions: Path, answers: Path | None, category: Category) -> list[Row]:
     """Read a file of the leaderboard and its answers; irrelevance has none.
 
-    Raises ConfigError for a file that does not hold such rows, and for answers that are missing.
+    Raises ConfigError for a file that does not hold such rows; see `bfcl_rows` for what is checked.
     """
     if (answers is None) != (category == "irrelevance"):
         raise ConfigError(f"{category}: answers are wanted for all categories but irrelevance")
-    try:
-        return _rows(questions, answers, category)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        files = f"{questions} and {answers}" if answers else str(questions)
-        raise ConfigError(f"{files}: not the leaderboard's rows: {error!r}") from None
-
-
-def _rows(questions: Path, answers: Path | None, category: Category) -> list[Row]:
-    truth = {} if answers is None else {r["id"]: r["ground_truth"] for r in _lines(answers)}
+    rows = read_rows(questions, category)
+    accepted = [()] * len(rows) if answers is None else read_answers(answers, rows, category)
     return [
         Row(
-            row_id=raw["id"],
+            row_id=row.row_id,
             category=category,
-            messages=tuple(Message(m["role"], m["content"]) for m in raw["question"][0]),
-            functions=tuple(raw["function"]),
-            accepted=tuple(truth[raw["id"]]) if answers is not None else (),
+            messages=tuple(Message(role, content) for role, content in row.messages),
+            functions=row.functions,
+            accepted=calls,
         )
-        for raw in _lines(questions)
+        for row, calls in zip(rows, accepted, strict=True)
     ]
 
 
@@ -308,8 +301,3 @@ def _schema(declared: Any) -> Any:
     if isinstance(schema.get("optional"), bool):
         del schema["optional"]
     return schema
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 from pipeline.agent.environments.encyclopedia import Question
 from pipeline.errors import ConfigError
+from pipeline.evaluation.benchmark_files import need, need_id, need_text, read_objects
 
 MAX_STEPS = 5  # of the ReAct paper
 LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
 
 
 def load_fever(path: Path, limit: int | None = None) -> list[Question]:
-    """Read claims with their labels; raises ConfigError naming the line that has none."""
-    questions = []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines[:limit], start=1):
-        try:
-            row = json.loads(line)
-            questions.append(Question(str(row["id"]), row["claim"], row["label"], heading="Claim"))
-        except (ValueError, KeyError, TypeError):
-            row = {}
-        if row.get("label") not in LABELS or not row.get("claim"):
-            raise ConfigError(f"{path}:{number}: a claim with a label of {', '.join(LABELS)}")
-    return questions
+    """Read claims with their labels, all of them checked, and return the first `limit`.
+
+    Raises ConfigError naming the line and the key of what is no such claim.
+    """
+    seen: set[str] = set()
+    return [_claim(row, where, seen) for where, row in read_objects(path)][:limit]
+
+
+def _claim(row: dict[str, Any], where: str, seen: set[str]) -> Question:
+    identity = need_id(row, "id", where, seen)
+    claim = need_text(row, "claim", where)
+    label = need(row, "label", where, f"one of {', '.join(LABELS)}")
+    if label not in LABELS:
+        raise ConfigError(f"{where}: `label` = {label!r}; allowed are {', '.join(LABELS)}")
+    return Question(identity, claim, label, heading="Claim")
 
 
 def evidence_titles(path: Path) -> set[str]:
     """The titles of all pages that the claims' evidence names."""
     titles = set()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        for group in json.loads(line)["evidence"]:
+    for where, row in read_objects(path):
+        for group in need(row, "evidence", where, "a list of groups"):
             titles |= {_title(str(item[2])) for item in group if item[2]}
     return titles
 

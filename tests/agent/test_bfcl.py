@@ -295,9 +295,15 @@ def test_numbers_are_typed_or_compared_by_value(bfcl, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "--bfcl-category = None"),
-        (("--bfcl-category", "simple"), "--bfcl-answers = None"),
-        (("--bfcl-category", "simple", "--bfcl-answers", "no.jsonl"), "'no.jsonl'"),
+        (
+            (),
+            "--bfcl-category is missing: bfcl needs one of simple, multiple, parallel, irrelevance",
+        ),
+        (("--bfcl-category", "simple"), "--bfcl-answers is missing: bfcl needs the answers"),
+        (
+            ("--bfcl-category", "simple", "--bfcl-answers", "no.jsonl"),
+            "--bfcl-answers = 'no.jsonl': no such file",
+        ),
         (("--bfcl-answers", "ANSWERS", "--bfcl-category", "irrelevance"), "allowed is none"),
         (("--bfcl-category", "irrelevance", "--tool-choice", "required"), "allowed is auto"),
     ],
@@ -309,4 +315,4 @@ def test_the_command_refuses_what_does_not_go_together(bfcl, capsys, options, sa
 
 def test_the_command_refuses_other_files(bfcl, capsys):
     assert bfcl(*ANSWERED, rows='{"id": "s0"}') == 2
-    assert "questions.jsonl and" in capsys.readouterr().err
+    assert "questions.jsonl:1: `question` is missing" in capsys.readouterr().err

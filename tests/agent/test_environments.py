@@ -136,7 +136,9 @@ def test_fever_file_names_the_bad_line(tmp_path):
     path.write_text(json.dumps(good) + "\n")
     assert load_fever(path) == [Question("1", "c", "REFUTES", "Claim")]
     assert evidence_titles(path) == {"A (b)"}
-    path.write_text(json.dumps(good) + "\n" + json.dumps({**good, "label": "MAYBE"}) + "\n")
+    path.write_text(
+        json.dumps(good) + "\n" + json.dumps({**good, "id": 2, "label": "MAYBE"}) + "\n"
+    )
     with pytest.raises(ConfigError, match=r":2: .*SUPPORTS"):
         load_fever(path)
 

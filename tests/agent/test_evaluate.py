@@ -134,9 +134,12 @@ def test_a_server_that_is_down_is_told_and_not_scored_in_silence(capsys):
         (["--protocol", "inline"], ["--protocol", "inline", "chat"]),
         (["--strategies", "act", "--protocol", "chat"], ["act", "--protocol chat", "react"]),
         (["--limit", "0"], ["--limit", "'0'", "from 1 on"]),
-        (["--benchmarks", "hotpot"], ["--hotpot-file", "None"]),
-        (["--benchmarks", "fever", "--hotpot-file", "README.md"], ["--fever-file", "None"]),
-        (["--benchmarks", "hotpot", "--hotpot-file", "no.json"], ["--hotpot-file", "'no.json'"]),
+        (["--benchmarks", "hotpot"], ["--hotpot-file is missing", "a HotpotQA"]),
+        (["--benchmarks", "fever", "--hotpot-file", "README.md"], ["--fever-file is missing"]),
+        (
+            ["--benchmarks", "hotpot", "--hotpot-file", "no.json"],
+            ["--hotpot-file = 'no.json': no such file"],
+        ),
         (["--benchmarks", "hotpot", "--hotpot-file", "README.md"], ["not a HotpotQA"]),
         (["--questions", "no*.jsonl"], ["--questions", "'no*.jsonl'"]),
         (["--questions", "data/questions/places.jsonl"], ["--questions", "no question"]),
@@ -199,9 +202,9 @@ def test_bfcl_in_a_configuration_is_checked(inputs, tmp_path):
     check(**own, bfcl_category="irrelevance")
     check(**own, bfcl_category="simple", bfcl_answers=str(rows))
     for wrong, named in (
-        ({}, "bfcl_file` = None"),
-        (own, "bfcl_category` = None"),
-        ({**own, "bfcl_category": "simple"}, "bfcl_answers` = None"),
+        ({}, "bfcl_file` is missing"),
+        (own, "bfcl_category` is missing: bfcl needs one of simple"),
+        ({**own, "bfcl_category": "simple"}, "bfcl_answers` is missing"),
         ({**own, "bfcl_category": "irrelevance", "bfcl_answers": str(rows)}, "allowed is none"),
     ):
         with pytest.raises(ConfigError, match=named):
