@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.agent.templates import chat_instead, check_template
 from pipeline.config import Config, parse_config, to_dict
 from pipeline.context import Context, closing_resources
 from pipeline.errors import ConfigError, WorkError
@@ -306,6 +307,8 @@ def run(
     check(config)
     if config.evaluate.agents is not None:
         check_agents(config.evaluate.agents)
+        if (instead := chat_instead(config.evaluate.agents)) is not None:
+            check_template(config.model, instead)
     todo = plan(config, folder, first, last)
     device = _device(config, todo)
     _announce(todo, folder, say)

@@ -16,7 +16,9 @@ from pipeline.agent.limits import Limits
 from pipeline.agent.policies import Policy
 from pipeline.agent.strategies import StrategyResult, run_strategy, strategy_named
 from pipeline.agent.tasks import Settings, Task
+from pipeline.agent.templates import check_template
 from pipeline.agent.trace import Event, TraceFile, TracePrinter
+from pipeline.config import Model
 from pipeline.errors import ConfigError
 from pipeline.tools.approval import ApprovalPolicy
 from pipeline.tools.base import Tool
@@ -85,7 +87,8 @@ def answer_question(
     """
     if not question.strip():
         raise ConfigError(f"the question is {question!r}; allowed: a text that is not empty")
-    if strategy_named(strategy).kind == "trials":
+    chosen = strategy_named(strategy)
+    if chosen.kind == "trials":
         raise ConfigError(f"strategy {strategy} needs the right answers: use callsieve evaluate")
     check_inline_calls(inline_calls, protocol)
     settings = Settings(
@@ -100,7 +103,8 @@ def answer_question(
         approval = ApprovalPolicy({"*": "ask"}, confirm=ask_on_terminal)
     else:
         approval = read_approvals(approvals, confirm=ask_on_terminal)
-    policy = make_policy(model, protocol, constrain)
+    in_chat = protocol == "chat" and chosen.makes_calls
+    policy = make_policy(model, protocol, constrain, "use --protocol react" if in_chat else None)
     with ExitStack() as stack:
         executor = stack.enter_context(Executor(tools, approval=approval))
         sinks: list[Callable[[Event], None]] = [TracePrinter()] if show else []
@@ -144,11 +148,15 @@ def check_inline_calls(inline_calls: bool, protocol: str) -> None:
         raise ConfigError(f"--inline-calls with --protocol {protocol}; allowed: react")
 
 
-def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:
+def make_policy(
+    model: str, protocol: str, constrain: bool = False, instead: str | None = None
+) -> Policy:
     """Make the policy that a model argument names: a folder, a hub id, or an endpoint's address.
 
     An address may name its model after a `#`; without one the endpoint's first model is taken.
-    Raises ConfigError for an address with `constrain`: masks need the model's own logits.
+    `instead` is given where turns are asked in the protocol `chat`, and says what can be done when
+    a model's tokenizer has no template for it. Raises ConfigError then, and for an address with
+    `constrain`: masks need the model's own logits.
     """
     if is_address(model):
         if constrain:
@@ -162,6 +170,8 @@ def make_policy(model: str, protocol: str, constrain: bool = False) -> Policy:
         api: Api = "completions" if protocol == "inline" else "chat"
         policy = connect(address, name, api=api)
         return policy if name else dataclasses.replace(policy, model=first_model(policy))
+    if instead is not None:
+        check_template(Model(path=model), instead)
     from pipeline.agent.engine import load_policy
 
     return load_policy(model, constrain=constrain)

@@ -13,6 +13,9 @@ from pipeline.agent.tasks import EpisodeResult
 MANY = 0.2  # share of the runs from which an exit reason is worth a sentence
 FEW_STEPS = 3  # a token budget used up within so many steps was used up by results
 MOSTLY = 0.6  # share of calls to one tool from which a run counts as repeating it
+JUDGED = ("wrong", "unparseable")  # outcomes of function calls whose reasons say where to look
+REASONS = 3  # so many of these reasons are told
+REASON_SHOWN = 200  # characters of one
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,11 @@ def summarise(runs: Sequence[EpisodeResult]) -> Summary:
 
 def diagnose(runs: Sequence[EpisodeResult]) -> list[str]:
     """Write one sentence per exit reason that many runs share: what it points at."""
-    by_reason: dict[str, list[EpisodeResult]] = {}
+    kinds: dict[tuple[str, bool], list[EpisodeResult]] = {}
     for run in runs:
-        by_reason.setdefault(run.exit_reason, []).append(run)
+        kinds.setdefault((run.exit_reason, _silent(run)), []).append(run)
     sentences = []
-    for reason in EXIT_REASONS:
-        ended = by_reason.get(reason, [])
+    for (reason, _), ended in sorted(kinds.items(), key=lambda kind: _place(*kind[0])):
         if ended and len(ended) >= MANY * len(runs):
             where = _where(reason, ended)
             if where:
@@ -68,8 +70,34 @@ def diagnose(runs: Sequence[EpisodeResult]) -> list[str]:
     return sentences
 
 
+def diagnose_outcomes(found: Sequence[tuple[str, str | None]]) -> list[str]:
+    """Write the most frequent reasons of calls that were judged `wrong` or could not be read."""
+    reasons = Counter(
+        (outcome, reason) for outcome, reason in found if outcome in JUDGED and reason
+    )
+    return [
+        f"{outcome}, {times} of {len(found)}: {reason[:REASON_SHOWN]}"
+        for (outcome, reason), times in reasons.most_common(REASONS)
+    ]
+
+
+def _silent(run: EpisodeResult) -> bool:
+    """Whether a run reached its last step without a call, not even one that failed."""
+    return run.exit_reason == "max_steps" and not run.calls and not run.errors
+
+
+def _place(reason: str, silent: bool) -> tuple[int, bool]:
+    return EXIT_REASONS.index(reason), silent
+
+
 def _where(reason: str, ended: Sequence[EpisodeResult]) -> str | None:
     if reason == "max_steps":
+        if _silent(ended[0]):
+            return (
+                ": no answer was submitted in their turns and no tool was called; the model did "
+                f"not write the form of an answer, or was cut at its length limit "
+                f"({_most_common_flag(ended)})"
+            )
         tool = _repeated_tool(ended)
         if tool:
             return f", mostly calling {tool} again and again: look at what it returns"

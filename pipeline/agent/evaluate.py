@@ -6,6 +6,7 @@ callsieve agent evaluate MODEL --benchmarks library,stock,grid --strategies act,
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from rich.console import Console
 from pipeline.agent.command import check_inline_calls, is_address, make_policy
 from pipeline.agent.scores import print_scores
 from pipeline.agent.tasks import Settings
+from pipeline.agent.templates import chat_instead, loops
 from pipeline.agent.trace import Event, TraceFile
 from pipeline.arguments import print_json
 from pipeline.config import AgentBenchmark, AgentLoop
@@ -37,7 +39,10 @@ def evaluate_model(args: argparse.Namespace) -> None:
     check_agents(settings, _option)
     check_inline_calls(args.inline_calls, settings.protocol)
     benchmarks = _benchmarks(settings, args.questions)
-    policy = make_policy(args.model, settings.protocol, settings.constrain)
+    for text in _idle(settings, args.inline_calls):
+        print(f"callsieve: {text}", file=sys.stderr)
+    instead = chat_instead(settings, _option)
+    policy = make_policy(args.model, settings.protocol, settings.constrain, instead)
     prefixes = not is_address(args.model)
     loop = Settings(settings.protocol, prefixes=prefixes, tool_choice=settings.tool_choice)
     with TraceFile(args.trace) if args.trace else nullcontext() as trace:
@@ -110,6 +115,25 @@ def _names(text: str, option: str) -> tuple[str, ...]:
 
 def _option(key: str) -> str:
     return "--" + key.replace("_", "-")
+
+
+def _idle(settings: AgentLoop, inline_calls: bool) -> list[str]:
+    """What to say of options that change nothing with these benchmarks and strategies."""
+    if loops(settings):
+        return []
+    given = {
+        "--tool-choice required": settings.tool_choice == "required",
+        "--constrain": settings.constrain,
+    }
+    idle = [] if "bfcl" in settings.benchmarks else [name for name in given if given[name]]
+    texts = [
+        f"{name} changes nothing: no tool can be called with --strategies "
+        f"{','.join(settings.strategies)}"
+        for name in idle
+    ]
+    if inline_calls:
+        texts.append("--inline-calls changes nothing: no turn is one of react in the loop")
+    return texts
 
 
 def _benchmarks(settings: AgentLoop, pattern: str) -> list[Benchmark | FunctionCalls]:

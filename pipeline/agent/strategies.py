@@ -51,6 +51,11 @@ class Strategy:
     reflects: bool = False
     rounds: int = 0
 
+    @property
+    def makes_calls(self) -> bool:
+        """Whether a model can call tools in it."""
+        return self.kind not in ("answer", "vote", "refine")
+
 
 STRATEGIES: dict[str, Strategy] = {
     # Brown et al. 2020; Wei et al. 2022
@@ -184,7 +189,7 @@ def strategy_named(name: str) -> Strategy:
 
 def strategy_settings(strategy: Strategy, settings: Settings, family: str = "") -> Settings:
     """The loop settings of one strategy: its instructions, protocol and temperature."""
-    if strategy.kind in ("answer", "vote", "refine"):
+    if not strategy.makes_calls:
         limits = replace(settings.limits, max_steps=1, max_parse_failures=1)
         return replace(
             settings,

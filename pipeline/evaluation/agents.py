@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.agent.diagnosis import summarise
+from pipeline.agent.diagnosis import diagnose_outcomes, summarise
 from pipeline.agent.environments import walk, worlds
 from pipeline.agent.environments.arithmetic import (
     arithmetic_tasks,
@@ -233,7 +233,9 @@ def _called(
         {"outcome": verdict.outcome, "reason": verdict.reason, **run_row(run, verdict.right)}
         for verdict, run in asked
     ]
-    return {**row, "outcomes": bfcl.outcomes(verdicts)}, runs
+    row["outcomes"] = bfcl.outcomes(verdicts)
+    row["diagnosis"] += diagnose_outcomes([(v.outcome, v.reason) for v in verdicts])
+    return row, runs
 
 
 def _row(

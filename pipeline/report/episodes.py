@@ -124,6 +124,7 @@ class Episode:
     protocol: str
     labels: dict[str, str] = field(default_factory=dict)
     right: bool | None = None
+    outcome: str = ""  # what judged function calls came to
     note: str = ""  # what the evaluator says besides
     entries: list[Entry] = field(default_factory=list)
     left_out: int = 0
@@ -138,8 +139,8 @@ class Episode:
 
     @property
     def ended(self) -> str:
-        """The exit reason, or `unfinished`."""
-        return self.result.exit_reason if self.result else UNFINISHED
+        """The outcome where calls were judged, else the exit reason, or `unfinished`."""
+        return self.outcome or (self.result.exit_reason if self.result else UNFINISHED)
 
     def add(self, event: Line) -> None:
         """Take the next event of this run."""
@@ -280,14 +281,14 @@ class Episode:
 def read_run(value: dict[str, Any]) -> Episode:
     """Read a line of `agent-traces.jsonl`; raises pydantic's ValidationError."""
     result = _RESULTS.validate_python({**value["run"], "events": ()})
-    notes = [str(value[name]) for name in ("outcome", "reason") if value.get(name)]
     episode = Episode(
         cut(result.question),
         result.task_id,
         result.protocol,
         {name: cut(str(value[name])) for name in LABELS if name in value},
         value.get("right") if isinstance(value.get("right"), bool) else None,
-        cut(": ".join(notes)),
+        cut(str(value.get("outcome") or "")),
+        cut(str(value.get("reason") or "")),
         result=replace(result, messages=()),
         steps=result.steps,
         tokens_in=result.tokens_in,

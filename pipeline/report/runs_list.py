@@ -86,7 +86,8 @@ def _facts(episode: Episode) -> Iterator[str]:
     data = _data(episode)
     if data["verdict"]:
         yield f"<span class=verdict>{data['verdict']}</span>"
-    yield f"<span class=reason>{words(episode.ended)}</span>"
+    if episode.ended != data["verdict"]:
+        yield f"<span class=reason>{words(episode.ended)}</span>"
     for name in LABELS:
         if data[name]:
             yield f"<span>{words(data[name])}</span>"
@@ -162,7 +163,7 @@ def _outcome(episode: Episode) -> str:
         return "<p class=outcome>Unfinished: the file ends before this run does.</p>"
     said = "; ".join(cut(text) for text in (result.detail, episode.note) if text)
     detail = f" <span class=soft>{safe(said)}</span>" if said else ""
-    ended = f"<span class=reason>{words(result.exit_reason)}</span>"
+    ended = f"<span class=reason>{words(episode.ended)}</span>"
     if result.answer is not None:
         return f"<p class=outcome>{ended} Answer: <b>{safe(cut(result.answer))}</b>{detail}</p>"
     forced = ""

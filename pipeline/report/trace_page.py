@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.agent.diagnosis import summarise
+from pipeline.agent.diagnosis import diagnose_outcomes, summarise
+from pipeline.agent.limits import EXIT_REASONS
 from pipeline.errors import ConfigError
-from pipeline.report.episodes import LABELS, UNFINISHED, Episode, in_turn
+from pipeline.report.episodes import LABELS, Episode, in_turn
 from pipeline.report.html import calls_text, counts, document, errors_text, safe, tiles, words
 from pipeline.report.runs_list import runs_list
 from pipeline.report.traces import Trace, read_trace
@@ -84,9 +85,8 @@ def _summary(episodes: Sequence[Episode]) -> str:
     """Why the runs ended, what was called, and where to look."""
     summary = summarise([episode.result for episode in episodes if episode.result is not None])
     ended = Counter(episode.ended for episode in episodes)
-    reasons = {**summary.exit_reasons}
-    if ended[UNFINISHED]:
-        reasons[UNFINISHED] = ended[UNFINISHED]
+    judged = [(episode.outcome, episode.note) for episode in episodes if episode.outcome]
+    reasons = {name: ended[name] for name in (*EXIT_REASONS, *sorted(ended)) if ended[name]}
     rows = (
         ("ended by", counts(reasons)),
         ("calls", calls_text(summary.calls)),
@@ -95,7 +95,8 @@ def _summary(episodes: Sequence[Episode]) -> str:
     body = "".join(
         f"<tr><td class='soft name'>{name}</td><td>{text}</td></tr>" for name, text in rows if text
     )
-    sentences = "".join(f"<li>{safe(sentence)}</li>" for sentence in summary.diagnosis)
+    said = [*summary.diagnosis, *diagnose_outcomes(judged)]
+    sentences = "".join(f"<li>{safe(sentence)}</li>" for sentence in said)
     return (
         f"<section><h2>Why the runs ended</h2><div class=panel><table><tbody>{body}</tbody></table>"
         f"</div>{f'<ul class=diagnosis>{sentences}</ul>' if sentences else ''}</section>"

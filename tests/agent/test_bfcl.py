@@ -286,6 +286,12 @@ def test_the_command_asks_and_judges(bfcl, tmp_path, capsys):
     assert "1 right" in capsys.readouterr().out
 
 
+def test_the_table_says_why_calls_were_wrong(bfcl, capsys):
+    assert bfcl(*ANSWERED, base="11") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 wrong" in shown and "bfcl one_turn: wrong, 1 of 1: base: 11 is not one of" in shown
+
+
 def test_numbers_are_typed_or_compared_by_value(bfcl, capsys):
     for numbers, outcome in (("typed", "wrong"), ("value", "right")):
         assert bfcl(*ANSWERED, "--bfcl-numbers", numbers, "--json", base="10.0") == 0

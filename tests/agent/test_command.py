@@ -55,6 +55,17 @@ def test_a_model_folder_runs_and_writes_json_and_a_trace(folder, tmp_path, capsy
     assert events[-1]["exit_reason"] == document["exit_reason"]
 
 
+def test_a_model_without_a_chat_template_is_not_asked_in_chat(folder, capsys):
+    ask = ["agent", "run", folder, "hi", "--max-steps", "1", "--protocol", "chat"]
+    assert main(ask) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.endswith(
+        f"{folder}: its tokenizer has no chat template, which the protocol chat needs; "
+        "use --protocol react\n"
+    )
+    assert main([*ask, "--strategy", "standard"]) in (0, 1)  # which never asks in chat
+
+
 def test_a_strategy_that_needs_answers_is_refused_before_a_model_is_loaded():
     with pytest.raises(ConfigError, match="callsieve evaluate"):
         run_question(arguments("no-such-model", strategy="reflexion"), [])

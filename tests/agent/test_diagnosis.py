@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.agent.demos import run_demo
-from pipeline.agent.diagnosis import diagnose, summarise
+from pipeline.agent.diagnosis import diagnose, diagnose_outcomes, summarise
 from pipeline.agent.environments.desks import library_tools
 from pipeline.agent.limits import Limits
 from pipeline.agent.loop import run_episode
@@ -47,6 +47,30 @@ def test_max_steps_with_one_tool_points_at_the_observation():
 def test_max_steps_with_different_tools_points_at_the_criterion():
     (sentence,) = diagnose([numbered(["calc", "catalogo", "Calculator"])] * 3)
     assert "with different tools: look at the criterion for being done" in sentence
+
+
+def test_max_steps_without_a_call_says_that_nothing_was_submitted_or_called():
+    box = EnvironmentTools([Calculator()])
+    tasks = [Task("q", str(n)) for n in range(3)]
+    silent = [r.final for r in run_strategy("standard", tasks, ScriptedPolicy([""]), box)]
+    (sentence,) = diagnose(silent)
+    assert sentence.startswith("3 of 3 runs ended as max_steps: no answer was submitted")
+    assert "no tool was called" in sentence and sentence.endswith("(parse_failure)")
+    both = diagnose([*silent, *[numbered(["calc"])] * 2])
+    assert both[0].startswith("2 of 5 runs") and "calling calc again and again" in both[0]
+    assert both[1] == sentence.replace("3 of 3", "3 of 5")
+    unknown = numbered(["a", "b"], limits=Limits(max_steps=1))
+    assert "with different tools" in diagnose([unknown])[0]  # a call that failed is one
+
+
+def test_outcomes_of_judged_calls_tell_their_most_frequent_reasons():
+    found = [("wrong", "b")] * 2 + [("wrong", "c"), ("unparseable", "x" * 999), ("wrong", "d")]
+    found += [("right", None), ("no_call", "no call"), ("model_error", "gone")]
+    assert diagnose_outcomes(found) == [
+        "wrong, 2 of 8: b",
+        "wrong, 1 of 8: c",
+        "unparseable, 1 of 8: " + "x" * 200,
+    ]
 
 
 def test_token_budget_in_few_steps_points_at_the_tools():

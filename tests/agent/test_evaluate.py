@@ -1,6 +1,7 @@
 """`callsieve agent evaluate`, and the same benchmarks for the arms of a run."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import tiny
@@ -11,14 +12,17 @@ from pipeline.agent.limits import EXIT_REASONS
 from pipeline.agent.policies import PolicyError, Reply, ScriptedPolicy
 from pipeline.agent.strategies import STRATEGIES
 from pipeline.agent.tasks import Settings
+from pipeline.agent.templates import check_template
 from pipeline.agent.transcripts import documents_from_runs
-from pipeline.config import parse_config
+from pipeline.config import Model, parse_config
 from pipeline.errors import ConfigError
 from pipeline.evaluation import agent_arms
 from pipeline.evaluation.agent_arms import run_agents
 from pipeline.evaluation.agent_settings import check_agents
 from pipeline.evaluation.agents import Arm, compare_agents, library_benchmark
 from pipeline.report.traces import read_trace
+from pipeline.runner import run
+from pipeline.shards import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,23 @@ def test_a_server_that_is_down_is_told_and_not_scored_in_silence(capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--strategies", "standard", "--tool-choice", "required"), ["--tool-choice required"]),
+        (("--strategies", "cot", "--constrain"), ["--constrain"]),
+        (("--strategies", "standard,cot", "--inline-calls"), ["--inline-calls"]),
+        (("--strategies", "cot,react", "--constrain", "--inline-calls"), []),
+        (("--strategies", "react", "--tool-choice", "required"), []),
+    ],
+)
+def test_options_that_change_nothing_are_told(monkeypatch, capsys, options, told):
+    scripted(monkeypatch, ScriptedPolicy(lambda request: "Answer: 3"))
+    assert command("m", "--benchmarks", "library", "--limit", "1", *options) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "changes nothing" in line]
+    assert [line.split(" changes")[0].removeprefix("callsieve: ") for line in said] == told
+
+
+@pytest.mark.parametrize(
     ("options", "named"),
     [
         (["--benchmarks", "chess"], ["--benchmarks", "'chess'", "library, stock, grid, bfcl"]),
@@ -213,6 +234,66 @@ def test_bfcl_in_a_configuration_is_checked(inputs, tmp_path):
         check(**own, bfcl_category="hard")
     with pytest.raises(ConfigError, match=r"protocol.*chat"):
         config_of(inputs, protocol="inline")
+
+
+# -- models without a chat template ----------------------------------------------------------------
+
+
+@pytest.fixture
+def bfcl_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"id": "i0", "question": [[{"role": "user", "content": "hi"}]], "function": [{"name": '
+        '"f", "description": "", "parameters": {"type": "dict", "properties": {}}}]}\n'
+    )
+    return str(path)
+
+
+def test_a_model_without_a_chat_template_is_refused(folder, bfcl_file, capsys):
+    called = ("--benchmarks", "library,bfcl", "--bfcl-file", bfcl_file)
+    called = (*called, "--bfcl-category", "irrelevance", "--limit", "1")
+    chat = ("--protocol", "chat", "--strategies")
+    react, leave = "use --protocol react", "leave bfcl out of --benchmarks"
+    for options, instead in (
+        (("--benchmarks", "library", *chat, "react"), [react]),
+        ((*called, "--strategies", "react"), [leave]),
+        ((*called, *chat, "react"), [leave, react]),
+    ):
+        assert command(folder, *options) == 2
+        said = capsys.readouterr().err
+        assert f"{folder}: its tokenizer has no chat template" in said and said.count("\n") == 1
+        assert [way for way in (leave, react) if way in said] == instead
+    assert command(folder, "--benchmarks", "library", "--limit", "1", *chat, "cot") == 0
+
+
+def test_a_run_in_chat_is_refused_before_its_first_stage(inputs, folder, bfcl_file, tmp_path):
+    own = {"bfcl_file": bfcl_file, "bfcl_category": "irrelevance", "benchmarks": ["bfcl"]}
+    for agents, instead in (
+        ({"benchmarks": ["library"], "protocol": "chat"}, "`evaluate.agents.protocol` react"),
+        (own, "bfcl out of `evaluate.agents.benchmarks`"),
+    ):
+        raw = tiny.raw_config(inputs, evaluate={"agents": agents}, model={"path": folder})
+        with pytest.raises(ConfigError, match=f"no chat template.*{instead}"):
+            run(parse_config(raw), RunFolder(tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "has"),
+    [
+        ("chat_template.jinja", "{{ messages }}", True),
+        ("additional_chat_templates/default.jinja", "{{ messages }}", True),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', True),
+        ("tokenizer_config.json", '{"chat_template": null}', False),
+        ("tokenizer_config.json", "[", False),
+    ],
+)
+def test_a_template_is_found_in_a_folder(tmp_path, file, text, has):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    with nullcontext() if has else pytest.raises(ConfigError, match="no chat template"):
+        check_template(Model(path=str(tmp_path)), "x")
 
 
 # -- instruction files in the fingerprint ----------------------------------------------------------

@@ -123,7 +123,19 @@ def test_calls_that_are_only_judged_are_shown(tmp_path: Path) -> None:
     words = Page(write_trace_report(path)).words
     assert 'CallCalculator({"expression": "3 * 4"})Observation: Calculator(no result: not' in words
     assert "CallNothing({})" in words and "Call{3Observation" in words
-    assert "No answer. wrong: called <b> too" in words
+    assert "wrong No answer. called <b> too" in words
+
+
+def test_the_outcome_of_judged_calls_is_shown_instead_of_the_exit_reason(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    runs = play(path, "chat", "How much?", "And this?")
+    judged = {"outcome": "wrong", "reason": "2 calls instead of 1"}
+    write_runs(path, [{**run_row(run, False), **judged} for run in runs])
+    page = Page(write_trace_report(path))
+    assert "ended bywrong 2" in page.words and "finished" not in page.words
+    assert "wrong, 2 of 2: 2 calls instead of 1" in page.words
+    assert [run["data-exit"] for run in page.all("details")] == ["wrong", "wrong"]
+    assert "wrongwrong" not in page.words  # the verdict says the same
 
 
 def test_a_page_tells_what_happened_in_order(tmp_path: Path) -> None:
