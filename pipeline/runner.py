@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from pipeline.agent.templates import chat_instead, check_template
-from pipeline.config import Config, parse_config, to_dict
+from pipeline.config import AgentLoop, Config, Model, parse_config, to_dict
 from pipeline.context import Context, closing_resources
 from pipeline.errors import ConfigError, WorkError
 from pipeline.evaluation.agent_settings import check_agents
@@ -307,9 +307,9 @@ def run(
     check(config)
     if config.evaluate.agents is not None:
         check_agents(config.evaluate.agents)
-        if (instead := chat_instead(config.evaluate.agents)) is not None:
-            check_template(config.model, instead)
     todo = plan(config, folder, first, last)
+    if "evaluate" in todo.todo and config.evaluate.agents is not None:
+        _check_loop(config.model, config.evaluate.agents)
     device = _device(config, todo)
     _announce(todo, folder, say)
     if todo.todo:
@@ -326,6 +326,17 @@ def run(
     if last is not None and (later := plan(config, folder, None, None).stale):
         say(f"stale now: {', '.join(later)} (`callsieve run` redoes them)")
     return todo
+
+
+def _check_loop(model: Model, agents: AgentLoop) -> None:
+    """Refuse, before hours of work, files and a tokenizer that the agent loop could not use."""
+    from pipeline.evaluation.agent_arms import benchmark_named
+
+    for name in agents.benchmarks:
+        benchmark_named(name, agents, [])
+    instead = chat_instead(agents)
+    if instead is not None:
+        check_template(model, instead)
 
 
 def _do(

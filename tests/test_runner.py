@@ -762,6 +762,17 @@ def test_bad_settings_are_refused_before_anything_is_written(
         assert not (tmp_path / "run").exists()
 
 
+def test_a_benchmark_that_cannot_be_read_is_refused_before_any_work(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]")
+    config = changed(raw, evaluate__agents={"benchmarks": ["hotpot"], "hotpot_file": str(empty)})
+    with pytest.raises(ConfigError, match=r"empty\.json: .* holds no question"):
+        runner.run(config, RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 # -- the whole of it ------------------------------------------------------------------------------
 
 

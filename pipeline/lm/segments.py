@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _NAME = "callsieve_segments"
 # Under autocast, examples up to this length that waste no more than this factor in padding are
-# multiplied together: a quarter of the flash kernel's time, most of which is in the backward pass.
+# multiplied together: a third of the flash kernel's time, most of which is in the backward pass.
 SHORT = 256
 MUCH_PADDING = 2.0
 _NOT_PLAIN = ("sliding_window", "softcap", "s_aux")

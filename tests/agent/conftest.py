@@ -1,9 +1,10 @@
-"""Where the shared data lies; tests that read it skip when it is absent."""
+"""Where the shared data lies (tests that read it skip when it is absent), and a model on disk."""
 
 import os
 from pathlib import Path
 
 import pytest
+import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,3 +20,13 @@ def shared_data():
         return path
 
     return locate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model and its tokenizer on disk."""
+    lm = tiny.make_lm("llama", "bytes")
+    path = tmp_path_factory.mktemp("model")
+    lm.model.save_pretrained(path)
+    lm.tokenizer.save_pretrained(path)
+    return str(path)

@@ -6,7 +6,6 @@ import json
 import sys
 
 import pytest
-import tiny
 from rich.console import Console
 
 from pipeline.agent.command import FORMS, answer_form, answer_question, make_policy, run_question
@@ -19,15 +18,6 @@ from pipeline.agent.toolbox import EnvironmentTools
 from pipeline.agent.trace import TracePrinter
 from pipeline.cli import main
 from pipeline.errors import ConfigError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    lm = tiny.make_lm("llama", "bytes")
-    path = tmp_path_factory.mktemp("model")
-    lm.model.save_pretrained(path)
-    lm.tokenizer.save_pretrained(path)
-    return str(path)
 
 
 def arguments(model, **changes):

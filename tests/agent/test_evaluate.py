@@ -25,15 +25,6 @@ from pipeline.runner import run
 from pipeline.shards import RunFolder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    lm = tiny.make_lm("llama", "bytes")
-    path = tmp_path_factory.mktemp("model")
-    lm.model.save_pretrained(path)
-    lm.tokenizer.save_pretrained(path)
-    return str(path)
-
-
 def command(model, *options):
     return cli.main(["agent", "evaluate", model, *options])
 
